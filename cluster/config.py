@@ -1,0 +1,186 @@
+"""The configuration: the `args` of the Serve application in a YAML file, checked as a whole before anything starts.
+
+Every key has a default but `model`. A typo, a wrong type or an impossible value raises `ConfigError` naming the dotted key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.errors import ConfigError
+
+Scheme = Literal["bf16", "int8", "float32"]
+KVDtype = Literal["bf16", "float32"]
+PlaneName = Literal["shared_memory", "grpc"]
+
+_UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def parse_bytes(value: Any) -> Any:
+    """`512MiB` → bytes; numbers pass."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?", value.strip())
+    if match is None:
+        raise ValueError("must be a number of bytes, as 1073741824 or 512MiB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class EngineConfig(_Section):
+    """One worker's engine."""
+
+    scheme: Scheme = Field("int8", description="how linears compute: bf16, int8 (W8A8) or float32 (the oracle)")
+    kv_dtype: KVDtype = Field("bf16", description="how KV is stored; float32 goes with scheme float32")
+    kernels: Literal["cpu", "reference"] = Field("cpu", description="kernel set: cpu (oneDNN) or reference (plain torch)")
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(1, description="torch threads of one worker")
+    block_size: Annotated[int, Field(ge=8, le=256), AfterValidator(_power_of_two)] = Field(32, description="tokens in a KV block")
+    kv_cache_bytes: ByteSize = Field(512 * 2**20, description="size of the KV pool")
+    max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="sequences in one step")
+    max_num_batched_tokens: Annotated[int, Field(ge=8)] = Field(512, description="tokens in one step; longer prompts are chunked")
+    reserve_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="share of the blocks kept for running sequences to grow")
+    swap_bytes: ByteSize = Field(1 * 2**30, description="host memory for the KV of preempted sequences")
+    prefix_caching: bool = Field(True, description="share equal prompt prefixes")
+
+
+class PoolConfig(EngineConfig):
+    """A pool: equal workers, one engine each."""
+
+    replicas: Annotated[int, Field(ge=1)] = Field(1, description="workers in the pool")
+    num_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="logical CPUs Ray reserves for one worker")
+    drain_timeout_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long a stopping worker waits for its requests")
+    stall_timeout_s: Annotated[float, Field(gt=0)] = Field(60.0, description="a step that takes longer makes the worker unhealthy")
+
+
+class GatewayConfig(_Section):
+    """The HTTP edge."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 0.5
+    max_body_bytes: ByteSize = Field(4 * 2**20, description="larger bodies get 413")
+    default_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="for requests without max_tokens; null: up to the context"
+    )
+    request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="deadline of a request that brings none")
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = Field(3, description="tries before the first byte when workers fail")
+
+
+class PriorityClass(_Section):
+    """A name for a range of the integer `priority`: it groups the queue's gauges and sets the slack of the order key."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+    up_to: int = Field(description="the class holds the priorities above the previous class's up_to, up to this one")
+    slack_s: Annotated[float, Field(ge=0)] = Field(description="a request of this class waits as if it had arrived this much later")
+
+
+class RouterConfig(_Section):
+    """The queue and the placement."""
+
+    num_cpus: Annotated[float, Field(ge=0)] = 0.5
+    max_queued_requests: Annotated[int, Field(ge=1)] = Field(256, description="more get 429")
+    max_queued_tokens: Annotated[int, Field(ge=1)] = Field(1_000_000, description="prompt tokens in the queue; more get 429")
+    classes: Annotated[tuple[PriorityClass, ...], Field(min_length=1)] = (
+        PriorityClass(name="high", up_to=-1, slack_s=0.0),
+        PriorityClass(name="normal", up_to=0, slack_s=10.0),
+        PriorityClass(name="low", up_to=2**31 - 1, slack_s=60.0),
+    )
+    max_prefill_ahead: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="prompt tokens placed on a prefill worker and not yet computed, as a multiple of its step budget"
+    )
+    report_timeout_s: Annotated[float, Field(gt=0)] = Field(3.0, description="a worker not heard of for this long gets no new work")
+    gateway_timeout_s: Annotated[float, Field(gt=0)] = Field(15.0, description="placements of a gateway not heard of for this long end")
+    recovery_s: Annotated[float, Field(ge=0)] = Field(1.0, description="how long a new router waits for the workers' reports")
+
+    @model_validator(mode="after")
+    def _classes_ascend(self) -> RouterConfig:
+        bounds = [c.up_to for c in self.classes]
+        if bounds != sorted(set(bounds)):
+            raise ValueError("classes: up_to must rise from class to class")
+        if len({c.name for c in self.classes}) != len(self.classes):
+            raise ValueError("classes: names must differ")
+        return self
+
+
+class TransferConfig(_Section):
+    """The KV handoff."""
+
+    planes: Annotated[tuple[PlaneName, ...], Field(min_length=1)] = Field(
+        ("shared_memory", "grpc"), description="data planes in order of preference; each pair uses the first that both have"
+    )
+    lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")
+    renew_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="how often a waiting decode worker renews")
+    max_lease_s: Annotated[float, Field(gt=0)] = Field(300.0, description="the longest life of a lease, renewals included")
+    checksums: bool = Field(False, description="CRC-32 of every block, checked on arrival")
+
+    @model_validator(mode="after")
+    def _intervals_fit(self) -> TransferConfig:
+        if not self.renew_interval_s < self.lease_s <= self.max_lease_s:
+            raise ValueError("must be renew_interval_s < lease_s <= max_lease_s")
+        return self
+
+
+class BatonConfig(_Section):
+    """Everything. One model an application."""
+
+    model: str = Field(description="the demo model's name, a folder with safetensors, or a GGUF file with its tokenizer beside it")
+    served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
+    mode: Literal["disaggregated", "colocated"] = Field("disaggregated", description="two pools, or `decode` alone doing both")
+    max_model_len: Annotated[int, Field(ge=16)] | None = Field(None, description="prompt + output tokens; default: the model's own limit")
+    host: str = Field("127.0.0.1", description="address that workers bind their endpoints to")
+    cluster_secret: str | None = Field(None, description="shared by all internal calls; default: drawn at each start")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    router: RouterConfig = RouterConfig()
+    kv_transfer: TransferConfig = TransferConfig()
+
+    @model_validator(mode="after")
+    def _pools_fit(self) -> BatonConfig:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if (pool.scheme == "float32") != (pool.kv_dtype == "float32"):
+                raise ValueError(f"{name}.kv_dtype: float32 goes with scheme float32, and only with it")
+        if self.mode == "disaggregated":
+            for key in ("block_size", "kv_dtype"):
+                if getattr(self.prefill, key) != getattr(self.decode, key):
+                    raise ValueError(f"decode.{key}: must equal prefill.{key} ({getattr(self.prefill, key)})")
+        return self
+
+
+def load_config(args: dict[str, Any]) -> BatonConfig:
+    """Checks `args` as a whole.
+
+    Raises:
+        ConfigError: with one line for every key at fault; `param` is the first.
+    """
+    try:
+        return BatonConfig.model_validate(args)
+    except ValidationError as error:
+        lines = [_describe(item) for item in error.errors()]
+        first = ".".join(str(part) for part in error.errors()[0]["loc"]) or None
+        raise ConfigError("; ".join(lines), param=first) from error
+
+
+def _describe(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"]) or "config"
+    if item["type"] == "extra_forbidden":
+        return f"{key}: no such key"
+    if item["type"] == "missing":
+        return f"{key}: is required"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message} (got {item['input']!r})" if item["loc"] else message

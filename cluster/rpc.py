@@ -1,0 +1,110 @@
+"""gRPC between Baton's processes: channels and servers that carry the cluster secret, and errors that keep their class.
+
+An error crosses as a status code plus trailing metadata `baton-error-code` (and `-param`, `-retry-after-s`), so that the caller gets
+back the very class of `cluster.errors` that the callee raised; any other failure of a call is mapped once, in `error_of`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+from grpc import aio
+
+from cluster.errors import BatonError, ClientGone, DeadlineExceeded, InternalError, NoCapacity, Unauthorized, from_code
+
+SECRET_KEY: Final = "x-baton-secret"
+_CODE_KEY: Final = "baton-error-code"
+_PARAM_KEY: Final = "baton-error-param"
+_RETRY_KEY: Final = "baton-error-retry-after-s"
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.max_send_message_length", 64 * 2**20),
+    ("grpc.so_reuseport", 0),  # two workers must never share a port
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def channel(endpoint: str) -> aio.Channel:
+    """A channel to a worker's endpoint. Reconnects are quick: a worker that restarts has another port anyway."""
+    return aio.insecure_channel(endpoint, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000)])
+
+
+def secret_metadata(secret: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that every internal call carries."""
+    return ((SECRET_KEY, secret),)
+
+
+def server(secret: str) -> aio.Server:
+    """A server that answers only calls with the cluster secret."""
+    return aio.server(interceptors=[_SecretInterceptor(secret)], options=_OPTIONS)
+
+
+class _SecretInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Refuses calls without the secret before their handler runs."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        given = dict(handler_call_details.invocation_metadata or ()).get(SECRET_KEY, "")
+        handler = await continuation(handler_call_details)
+        data = given if isinstance(given, bytes) else given.encode()
+        if handler is None or hmac.compare_digest(data, self._secret):
+            return handler
+        return _refusal(handler)
+
+
+def _refusal(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(_request: Any, context: aio.ServicerContext[Any, Any]) -> NoReturn:
+        await abort(context, Unauthorized("the cluster secret is missing or wrong"))
+
+    async def refuse_stream(_request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        await abort(context, Unauthorized("the cluster secret is missing or wrong"))
+        yield
+
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse_stream)
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+async def abort(context: aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
+    """Ends the call with `error`."""
+    metadata = [(_CODE_KEY, error.code)]
+    if error.param is not None:
+        metadata.append((_PARAM_KEY, error.param))
+    if error.retry_after_s is not None:
+        metadata.append((_RETRY_KEY, repr(error.retry_after_s)))
+    await context.abort(getattr(grpc.StatusCode, error.grpc_status), error.message, tuple(metadata))
+    raise AssertionError("context.abort returned")
+
+
+def error_of(failure: aio.AioRpcError) -> BatonError:
+    """What a failed call means: the callee's own error, or what the status says of the connection."""
+    trailing: dict[str, Any] = dict(tuple(pair) for pair in failure.trailing_metadata() or ())  # type: ignore[misc, arg-type]
+    message = failure.details() or failure.code().name
+    if _CODE_KEY in trailing:
+        retry = trailing.get(_RETRY_KEY)
+        param = trailing.get(_PARAM_KEY)
+        return from_code(
+            str(trailing[_CODE_KEY]),
+            message,
+            param=None if param is None else str(param),
+            retry_after_s=None if retry is None else float(retry),
+        )
+    match failure.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return NoCapacity(f"the worker cannot be reached: {message}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded("the request's deadline passed at the worker")
+        case grpc.StatusCode.CANCELLED:
+            return ClientGone(message)
+        case _:
+            return InternalError(f"worker call failed: {failure.code().name}: {message}")
