@@ -1,0 +1,86 @@
+"""The gateway as a Serve deployment: the ingress of the application, stateless, any number of replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import BatonConfig
+from cluster.metrics import metrics_text
+from cluster.model_config import ModelConfig
+from router.control.client import RouterClient
+from router.control.deployment import caller
+from router.gateway.app import create_app
+from router.gateway.gateway import Gateway, GatewayParts
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.model_card import ModelCard
+from router.gateway.router_link import patient
+from router.gateway.scrape import Scraper, Source
+from router.gateway.tokenizer import Tokenizer
+from router.gateway.worker_clients import WorkerClients
+
+_ROUTER_PATIENCE_S: Final = 10.0  # Serve needs a few seconds to replace a router that died
+_SCRAPE_TIMEOUT_S: Final = 2.0
+
+Handles = Mapping[str, DeploymentHandle[Any]]
+
+
+class GatewayReplica:
+    """One `Gateway` and its application, on the replica's event loop."""
+
+    def __init__(self, config: BatonConfig, model_folder: str, router: DeploymentHandle[Any], workers: Handles) -> None:
+        folder = Path(model_folder)
+        metrics = GatewayMetrics()
+        assert config.cluster_secret is not None, "the composition root draws one"
+        card = ModelCard.of(config, ModelConfig.load(folder), name=config.served_model_name or folder.name, created=int(time.time()))
+        self._gateway = Gateway(
+            GatewayParts(
+                card=card,
+                tokenizer=Tokenizer.load(folder),
+                router=RouterClient(patient(caller(router), _ROUTER_PATIENCE_S)),
+                workers=WorkerClients(config.cluster_secret),
+                config=config.gateway,
+                metrics=metrics,
+                metrics_text=Scraper(_sources({"Router": router, **workers}), metrics).text,
+            )
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # the name is Serve's; it calls this after the constructor
+        return create_app(self._gateway)
+
+    async def metrics_text(self) -> str:
+        """This process's metrics in the Prometheus text format."""
+        return metrics_text()
+
+    async def check_health(self) -> None:
+        """Raises when the router would take this gateway for dead."""
+        self._gateway.check_health()
+
+
+def _sources(handles: Handles) -> dict[str, Source]:
+    context = serve.get_replica_context()
+    gateways = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
+    return {name: _source(handle) for name, handle in {context.deployment: gateways, **handles}.items()}
+
+
+def _source(handle: DeploymentHandle[Any]) -> Source:
+    async def texts() -> Sequence[str | BaseException]:
+        response = handle.broadcast("metrics_text")
+        answers: list[str | BaseException] = await response.results_async(timeout_s=_SCRAPE_TIMEOUT_S, return_exceptions=True)
+        return answers
+
+    return texts
+
+
+GatewayDeployment = serve.deployment(
+    name="Gateway",
+    max_ongoing_requests=100_000,  # the router's queue is the only bound
+    health_check_period_s=5,
+    health_check_timeout_s=30,
+)(serve.ingress()(GatewayReplica))

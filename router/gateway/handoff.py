@@ -1,0 +1,82 @@
+"""Between the two legs: finds a decode worker that takes the KV which waits at the prefill worker.
+
+The prefill stream stays open meanwhile, for closing it frees the blocks. It is watched: when it fails, the KV is gone and so is the
+request. A decode worker that has no room declines, and one that cannot be reached or refuses has not touched the ticket; either way the
+router names another worker for the same ticket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.errors import DeadlineExceeded, NoCapacity, TransferError
+from cluster.pb import worker_pb2 as pb
+from cluster.types import Placement, Request, WorkerAddress
+from router.gateway.job import Job
+from router.gateway.legs import Legs, expect
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.placements import PlacementBook
+from router.gateway.timeline import Timeline
+from router.gateway.worker_clients import WorkerClients, WorkerStream
+
+DecodeStream = WorkerStream[pb.DecodeEvent]
+
+
+class Handoff:
+    """One request's. Workers that decline may do so until the deadline; workers that fail, `max_failures` times in all."""
+
+    def __init__(
+        self, job: Job, book: PlacementBook, workers: WorkerClients, metrics: GatewayMetrics, timeline: Timeline, *, max_failures: int
+    ) -> None:
+        self._job = job
+        self._book = book
+        self._workers = workers
+        self._metrics = metrics
+        self._timeline = timeline
+        self._max_failures = max_failures
+
+    async def run(
+        self, placement: Placement, request: Request, ticket: bytes, legs: Legs, prefill: WorkerStream[pb.PrefillEvent]
+    ) -> DecodeStream:
+        """The stream of the decode worker that has taken the KV, after its `KVTaken`.
+
+        Raises:
+            BatonError: the KV is lost, no decode worker is left, or the deadline passed.
+        """
+        prefill_end = legs.spawn(_drain(prefill))
+        num_failures = 0
+        while True:
+            stream = legs.open(self._ask(placement, request, ticket))
+            try:
+                event = await legs.linked(stream.read(), prefill_end)
+            except NoCapacity as error:
+                # What went wrong with the KV itself no other worker can mend.
+                num_failures += 1
+                if isinstance(error, TransferError) or prefill_end.done() or num_failures >= self._max_failures:
+                    raise
+                reason, retry_after_s = error.code, 0.0
+            else:
+                if event is not None and event.WhichOneof("event") == "taken":
+                    self._timeline.kv_taken(event.taken)
+                    self._book.prefill_done(self._job.request_id)
+                    return stream
+                reason, retry_after_s = "declined", expect(event, "declined").declined.retry_after_s
+            stream.cancel()
+            self._metrics.retries.labels(reason).inc()
+            placement = await legs.linked(self._redirect(placement.decode, retry_after_s), prefill_end)
+
+    def _ask(self, placement: Placement, request: Request, ticket: bytes) -> DecodeStream:
+        self._timeline.decode_asked()
+        return self._workers.decode(placement.decode, placement.router_epoch, request, self._job.remaining_s(), ticket=ticket)
+
+    async def _redirect(self, declined: WorkerAddress, retry_after_s: float) -> Placement:
+        try:
+            async with asyncio.timeout(self._job.remaining_s()):
+                return await self._book.redirect(self._job.request_id, declined.incarnation, retry_after_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the request's deadline passed while no decode worker had room") from error
+
+
+async def _drain(prefill: WorkerStream[pb.PrefillEvent]) -> None:
+    while await prefill.read() is not None:
+        pass

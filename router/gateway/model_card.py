@@ -1,0 +1,45 @@
+"""What a gateway knows of the one model it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.config import BatonConfig, EngineConfig
+from cluster.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Fixed for the life of a gateway."""
+
+    name: str
+    created: int  # Unix time
+    max_model_len: int  # prompt + output tokens, the least of both pools
+    vocab_size: int
+    system_fingerprint: str  # names the numerics domain, or the pair of them, that computes the answers (promise P1)
+    default_max_tokens: int | None = None  # None: up to the context
+
+    @staticmethod
+    def of(config: BatonConfig, model: ModelConfig, *, name: str, created: int) -> ModelCard:
+        """The card of a configured application."""
+        limit = model.max_position_embeddings
+        return ModelCard(
+            name=name,
+            created=created,
+            max_model_len=min(limit, config.max_model_len or limit),
+            vocab_size=model.vocab_size,
+            system_fingerprint=_system_fingerprint(config),
+            default_max_tokens=config.gateway.default_max_tokens,
+        )
+
+
+def _system_fingerprint(config: BatonConfig) -> str:
+    decode = _domain(config.decode)
+    if config.mode == "colocated":
+        return f"baton-{decode}"
+    prefill = _domain(config.prefill)
+    return f"baton-{prefill}" if prefill == decode else f"baton-{prefill}-to-{decode}"
+
+
+def _domain(engine: EngineConfig) -> str:
+    return f"{engine.scheme}-kv_{engine.kv_dtype}-{engine.kernels}"

@@ -1,0 +1,196 @@
+"""`RequestRun` owns one request from admission to its last token.
+
+    1. admit     the router queues it and answers with a placement
+    2. prefill   KVOffer → Ready* → FirstToken; the first token goes out at once, and the stream stays open for the blocks' sake
+    3. decode    with the ticket: KVTaken → Tokens* (`handoff` finds the worker)
+       or, where one worker does both (no prefill in the placement): Prefilled → Tokens*
+
+A failure before the first token starts again at 1 (same seed, same order key, without the worker that failed). After it, nothing is
+repeated: a failure is an error. However the run ends (last token, error, closed by its reader, cancelled, deadline), one `finally` cancels
+what is open and ends the placement; it does not wait for anything, so a cancellation cannot cut it short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from cluster.convert import finish_reason_from_pb, output_from_pb
+from cluster.errors import BatonError, DeadlineExceeded, InternalError, NoCapacity, StaleEpoch
+from cluster.pb import worker_pb2 as pb
+from cluster.types import AdmitRequest, FinishReason, OrderKey, Placement, Request, StageTimings, TokenOutput, WorkerAddress
+from router.gateway.handoff import DecodeStream, Handoff
+from router.gateway.job import Job
+from router.gateway.legs import Legs, expect
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.placements import PlacementBook
+from router.gateway.timeline import Timeline
+from router.gateway.worker_clients import WorkerClients, WorkerStream
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens that arrived together; the last chunk of a run has a finish reason."""
+
+    outputs: tuple[TokenOutput, ...]
+    finish_reason: FinishReason | None
+
+
+class RequestRun:
+    """One run of one job. Read `tokens()` once, inside `contextlib.aclosing`."""
+
+    def __init__(self, job: Job, book: PlacementBook, workers: WorkerClients, metrics: GatewayMetrics, *, max_attempts: int) -> None:
+        self._job = job
+        self._book = book
+        self._workers = workers
+        self._metrics = metrics
+        self._max_attempts = max_attempts
+        self._timeline = Timeline(job.started_s, metrics)
+        self._handoff = Handoff(job, book, workers, metrics, self._timeline, max_failures=max_attempts)
+        self._legs = Legs()
+        self._order_key: OrderKey | None = None
+        self._excluded: list[str] = []
+        self._has_token = False
+        self.num_cached_tokens = 0
+
+    @property
+    def timings(self) -> StageTimings:
+        """Where the time went, so far."""
+        return self._timeline.timings()
+
+    def complete(self) -> None:
+        """The reader has the whole answer: its last token, or a stop string. Enters the times in the metrics."""
+        self._timeline.finished()
+
+    async def tokens(self) -> AsyncGenerator[TokenChunk, None]:
+        """
+        Raises:
+            BatonError: the request cannot be served, or not to its end.
+        """
+        try:
+            for attempt in range(1, self._max_attempts + 1):
+                try:
+                    async with aclosing(self._attempt(attempt)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                    return
+                except _AttemptFailed as failure:
+                    if self._has_token or attempt == self._max_attempts:
+                        raise failure.error from failure
+                    self._retire(failure)
+        finally:
+            self._legs.close()
+            self._book.finish(self._job.request_id)
+
+    async def _attempt(self, attempt: int) -> AsyncGenerator[TokenChunk, None]:
+        placement = await self._place()
+        request = Request(
+            request_id=self._job.request_id,
+            attempt=attempt,
+            prompt_token_ids=self._job.prompt_token_ids,
+            sampling=self._job.sampling,
+            order_key=placement.order_key,
+            cache_salt=self._job.cache_salt,
+        )
+        legs = self._one_leg(placement, request) if placement.prefill is None else self._two_legs(placement, placement.prefill, request)
+        async with aclosing(legs) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _place(self) -> Placement:
+        timeout_s = self._job.remaining_s()
+        admission = AdmitRequest(
+            request_id=self._job.request_id,
+            gateway_id=self._book.gateway_id,
+            num_prompt_tokens=len(self._job.prompt_token_ids),
+            max_tokens=self._job.sampling.max_tokens,
+            priority=self._job.priority,
+            timeout_s=timeout_s,
+            order_key=self._order_key,
+            exclude=tuple(self._excluded),
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                placement = await self._book.admit(admission)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the request's deadline passed in the queue") from error
+        self._order_key = placement.order_key
+        self._timeline.placed(placement.queue_time_s)
+        return placement
+
+    async def _one_leg(self, placement: Placement, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        with _blaming(placement.decode):
+            stream = self._legs.open(self._workers.decode(placement.decode, placement.router_epoch, request, self._job.remaining_s()))
+            event = expect(await stream.read(), "prefilled").prefilled
+            self.num_cached_tokens = event.num_cached_tokens
+            self._timeline.prefilled(event.wait_s, event.prefill_s)
+            async with aclosing(self._token_chunks(stream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _two_legs(self, placement: Placement, worker: WorkerAddress, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        with _blaming(worker):
+            prefill = self._legs.open(self._workers.prefill(worker, placement.router_epoch, request, self._job.remaining_s()))
+            first = await self._first_token(prefill)
+        chunk = TokenChunk((output_from_pb(first.output),), finish_reason_from_pb(first.finish_reason))
+        self._count(chunk)
+        yield chunk
+        if chunk.finish_reason is not None:
+            return
+        decode = await self._handoff.run(placement, request, first.ticket, self._legs, prefill)
+        async with aclosing(self._token_chunks(decode)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _first_token(self, prefill: WorkerStream[pb.PrefillEvent]) -> pb.FirstToken:
+        offer = expect(await prefill.read(), "offer").offer
+        self.num_cached_tokens = offer.num_cached_tokens
+        while (event := await prefill.read()) is not None:
+            if event.WhichOneof("event") == "first_token":
+                self._timeline.prefilled(offer.wait_s, event.first_token.prefill_s)
+                return event.first_token
+        raise InternalError("the prefill worker ended its stream without a first token")
+
+    async def _token_chunks(self, stream: DecodeStream) -> AsyncGenerator[TokenChunk, None]:
+        while True:
+            tokens = expect(await stream.read(), "tokens").tokens
+            chunk = TokenChunk(tuple(map(output_from_pb, tokens.outputs)), finish_reason_from_pb(tokens.finish_reason))
+            self._count(chunk, tokens.decode_wait_s, tokens.step_s)
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
+
+    def _count(self, chunk: TokenChunk, decode_wait_s: float = 0.0, step_s: float = 0.0) -> None:
+        if not self._has_token:
+            self._has_token = True
+            self._metrics.prompt_tokens.inc(len(self._job.prompt_token_ids))
+            self._metrics.cached_tokens.inc(self.num_cached_tokens)
+        self._metrics.output_tokens.inc(len(chunk.outputs))
+        self._timeline.tokens(len(chunk.outputs), decode_wait_s, step_s)
+
+    def _retire(self, failure: _AttemptFailed) -> None:
+        self._metrics.retries.labels(failure.error.code).inc()
+        if not isinstance(failure.error, StaleEpoch):  # that is the placement's fault, not the worker's
+            self._excluded.append(failure.incarnation)
+        self._legs.close()
+        self._timeline.attempt_failed()
+
+
+class _AttemptFailed(Exception):
+    """A worker could not serve the attempt; another may."""
+
+    def __init__(self, error: BatonError, incarnation: str) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.incarnation = incarnation
+
+
+@contextmanager
+def _blaming(worker: WorkerAddress) -> Iterator[None]:
+    """What a worker cannot do now becomes `_AttemptFailed`, which names the worker."""
+    try:
+        yield
+    except NoCapacity as error:
+        raise _AttemptFailed(error, worker.incarnation) from error

@@ -1,0 +1,111 @@
+"""Collects where one request's time goes (promise P5).
+
+    TTFT         = gateway + queue + prefill wait + prefill
+    second token = first token + transfer + decode wait + first step
+
+The gateway measures the left sides and its own stages on its own clock; workers report durations of theirs. What is not explained
+(hops between processes) is reported too, as is time lost to failed attempts and to decode workers that declined.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cluster.pb import worker_pb2 as pb
+from cluster.types import StageTimings
+from router.gateway.metrics import GatewayMetrics
+
+
+class Timeline:
+    """One request's times, from its arrival on. All marks are `time.monotonic()`."""
+
+    def __init__(self, started_s: float, metrics: GatewayMetrics) -> None:
+        self._started_s = started_s
+        self._metrics = metrics
+        self._attempt_s = time.monotonic()
+        self._gateway_s = self._attempt_s - started_s
+        self._failed_attempts_s = 0.0
+        self._queue_s = 0.0
+        self._router_queue_s = 0.0
+        self._prefill_wait_s = 0.0
+        self._prefill_s = 0.0
+        self._transfer_s = 0.0
+        self._decode_wait_s = 0.0
+        self._declined_s = 0.0
+        self._first_step_s = 0.0
+        self._decode_asked_s: float | None = None
+        self._first_token_s: float | None = None
+        self._second_token_s: float | None = None
+        self._last_token_s: float | None = None
+
+    def attempt_failed(self) -> None:
+        """The next attempt starts now."""
+        now_s = time.monotonic()
+        self._failed_attempts_s += now_s - self._attempt_s
+        self._attempt_s = now_s
+
+    def placed(self, router_queue_s: float) -> None:
+        """The router answered; `router_queue_s` is its own account of the wait."""
+        self._queue_s = time.monotonic() - self._attempt_s
+        self._router_queue_s = router_queue_s
+
+    def prefilled(self, wait_s: float, prefill_s: float) -> None:
+        """A worker's account of the prompt."""
+        self._prefill_wait_s = wait_s
+        self._prefill_s = prefill_s
+
+    def decode_asked(self) -> None:
+        """A decode worker is asked; again after a refusal."""
+        now_s = time.monotonic()
+        if self._decode_asked_s is not None:
+            self._declined_s += now_s - self._decode_asked_s
+        self._decode_asked_s = now_s
+
+    def kv_taken(self, event: pb.KVTaken) -> None:
+        """The KV is at the decode worker."""
+        self._transfer_s = event.transfer_s
+        self._decode_wait_s = event.wait_s
+
+    def tokens(self, num_tokens: int, decode_wait_s: float = 0.0, step_s: float = 0.0) -> None:
+        """Tokens arrived; the durations are the decode worker's, with its first ones after the KV."""
+        now_s = time.monotonic()
+        self._decode_wait_s += decode_wait_s
+        self._first_step_s += step_s
+        if self._first_token_s is None:
+            self._first_token_s = self._last_token_s = now_s
+            self._metrics.ttft.observe(now_s - self._started_s)
+            num_tokens -= 1
+        elif self._second_token_s is None:
+            self._second_token_s = now_s
+        gap_s = now_s - (self._last_token_s or now_s)
+        for _ in range(num_tokens):
+            self._metrics.itl.observe(gap_s / num_tokens)
+        self._last_token_s = now_s
+
+    def finished(self) -> None:
+        """The request has all its tokens."""
+        if self._last_token_s is not None:
+            self._metrics.e2e.observe(self._last_token_s - self._started_s)
+        self._metrics.observe_stages(self.timings())
+
+    def timings(self) -> StageTimings:
+        """The stages so far; `extra` holds the measured sums, what they leave unexplained, and losses."""
+        extra = {"router_queue_s": self._router_queue_s, "failed_attempts_s": self._failed_attempts_s, "declined_s": self._declined_s}
+        if self._first_token_s is not None and self._last_token_s is not None:
+            ttft_s = self._first_token_s - self._started_s
+            stages_s = self._gateway_s + self._failed_attempts_s + self._queue_s + self._prefill_wait_s + self._prefill_s
+            extra |= {"ttft_s": ttft_s, "ttft_unexplained_s": ttft_s - stages_s, "e2e_s": self._last_token_s - self._started_s}
+            if self._second_token_s is not None:
+                second_s = self._second_token_s - self._first_token_s
+                stages_s = self._declined_s + self._transfer_s + self._decode_wait_s + self._first_step_s
+                extra |= {"second_token_s": second_s, "second_token_unexplained_s": second_s - stages_s}
+        return StageTimings(
+            gateway_s=self._gateway_s,
+            queue_s=self._queue_s,
+            prefill_wait_s=self._prefill_wait_s,
+            prefill_s=self._prefill_s,
+            transfer_s=self._transfer_s,
+            decode_wait_s=self._decode_wait_s,
+            first_step_s=self._first_step_s,
+            extra=extra,
+        )
