@@ -6,9 +6,11 @@ Every key has a default but `model`. A typo, a wrong type or an impossible value
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from cluster.errors import ConfigError
 
@@ -26,7 +28,7 @@ def parse_bytes(value: Any) -> Any:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?", value.strip())
     if match is None:
         raise ValueError("must be a number of bytes, as 1073741824 or 512MiB or 1.5GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return int(Decimal(match[1]) * _UNITS[match[2] or ""])
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
@@ -36,6 +38,17 @@ def _power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("must be a power of two")
     return value
+
+
+def _each_once(planes: tuple[PlaneName, ...]) -> tuple[PlaneName, ...]:
+    if len(set(planes)) != len(planes):
+        raise ValueError("must name each plane once")
+    return planes
+
+
+def _misfit(key: str, message: str) -> PydanticCustomError:
+    """For values that are good by themselves but not together; `key` is relative to the section that finds out."""
+    return PydanticCustomError("misfit", "{message}", {"message": message, "key": key})
 
 
 class _Section(BaseModel):
@@ -70,8 +83,8 @@ class PoolConfig(EngineConfig):
 class GatewayConfig(_Section):
     """The HTTP edge."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1
-    num_cpus: Annotated[float, Field(ge=0)] = 0.5
+    replicas: Annotated[int, Field(ge=1)] = Field(1, description="gateways; each is stateless")
+    num_cpus: Annotated[float, Field(ge=0)] = Field(0.5, description="logical CPUs Ray reserves for one gateway")
     max_body_bytes: ByteSize = Field(4 * 2**20, description="larger bodies get 413")
     default_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="for requests without max_tokens; null: up to the context"
@@ -85,19 +98,22 @@ class PriorityClass(_Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
     up_to: int = Field(description="the class holds the priorities above the previous class's up_to, up to this one")
-    slack_s: Annotated[float, Field(ge=0)] = Field(description="a request of this class waits as if it had arrived this much later")
+    slack_s: Annotated[float, Field(ge=0)] = Field(description="a request at the class's edge waits as if it had arrived this much later")
 
 
 class RouterConfig(_Section):
     """The queue and the placement."""
 
-    num_cpus: Annotated[float, Field(ge=0)] = 0.5
+    num_cpus: Annotated[float, Field(ge=0)] = Field(0.5, description="logical CPUs Ray reserves for the router")
     max_queued_requests: Annotated[int, Field(ge=1)] = Field(256, description="more get 429")
     max_queued_tokens: Annotated[int, Field(ge=1)] = Field(1_000_000, description="prompt tokens in the queue; more get 429")
-    classes: Annotated[tuple[PriorityClass, ...], Field(min_length=1)] = (
-        PriorityClass(name="high", up_to=-1, slack_s=0.0),
-        PriorityClass(name="normal", up_to=0, slack_s=10.0),
-        PriorityClass(name="low", up_to=2**31 - 1, slack_s=60.0),
+    classes: Annotated[tuple[PriorityClass, ...], Field(min_length=1)] = Field(
+        (
+            PriorityClass(name="high", up_to=-1, slack_s=0.0),
+            PriorityClass(name="normal", up_to=0, slack_s=10.0),
+            PriorityClass(name="low", up_to=2**31 - 1, slack_s=60.0),
+        ),
+        description="ranges of `priority`, lowest first: `name`, `up_to` (highest priority of the class), `slack_s`",
     )
     max_prefill_ahead: Annotated[float, Field(ge=1)] = Field(
         2.0, description="prompt tokens placed on a prefill worker and not yet computed, as a multiple of its step budget"
@@ -105,21 +121,27 @@ class RouterConfig(_Section):
     report_timeout_s: Annotated[float, Field(gt=0)] = Field(3.0, description="a worker not heard of for this long gets no new work")
     gateway_timeout_s: Annotated[float, Field(gt=0)] = Field(15.0, description="placements of a gateway not heard of for this long end")
     recovery_s: Annotated[float, Field(ge=0)] = Field(1.0, description="how long a new router waits for the workers' reports")
+    capacity_wait_s: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="how long a request waits while no worker could ever take it, as during a restart; then 503"
+    )
 
     @model_validator(mode="after")
     def _classes_ascend(self) -> RouterConfig:
         bounds = [c.up_to for c in self.classes]
         if bounds != sorted(set(bounds)):
-            raise ValueError("classes: up_to must rise from class to class")
+            raise _misfit("classes", "up_to must rise from class to class")
         if len({c.name for c in self.classes}) != len(self.classes):
-            raise ValueError("classes: names must differ")
+            raise _misfit("classes", "names must differ")
+        slacks = [c.slack_s for c in self.classes]
+        if slacks != sorted(set(slacks)):
+            raise _misfit("classes", "slack_s must rise from class to class")
         return self
 
 
 class TransferConfig(_Section):
     """The KV handoff."""
 
-    planes: Annotated[tuple[PlaneName, ...], Field(min_length=1)] = Field(
+    planes: Annotated[tuple[PlaneName, ...], Field(min_length=1), AfterValidator(_each_once)] = Field(
         ("shared_memory", "grpc"), description="data planes in order of preference; each pair uses the first that both have"
     )
     lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")
@@ -130,7 +152,7 @@ class TransferConfig(_Section):
     @model_validator(mode="after")
     def _intervals_fit(self) -> TransferConfig:
         if not self.renew_interval_s < self.lease_s <= self.max_lease_s:
-            raise ValueError("must be renew_interval_s < lease_s <= max_lease_s")
+            raise _misfit("lease_s", "must be renew_interval_s < lease_s <= max_lease_s")
         return self
 
 
@@ -142,8 +164,10 @@ class BatonConfig(_Section):
     mode: Literal["disaggregated", "colocated"] = Field("disaggregated", description="two pools, or `decode` alone doing both")
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(None, description="prompt + output tokens; default: the model's own limit")
     host: str = Field("127.0.0.1", description="address that workers bind their endpoints to")
-    cluster_secret: str | None = Field(None, description="shared by all internal calls; default: drawn at each start")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    cluster_secret: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="shared by all internal calls; default: drawn at each start"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -154,11 +178,11 @@ class BatonConfig(_Section):
     def _pools_fit(self) -> BatonConfig:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if (pool.scheme == "float32") != (pool.kv_dtype == "float32"):
-                raise ValueError(f"{name}.kv_dtype: float32 goes with scheme float32, and only with it")
+                raise _misfit(f"{name}.kv_dtype", "float32 goes with scheme float32, and only with it")
         if self.mode == "disaggregated":
             for key in ("block_size", "kv_dtype"):
                 if getattr(self.prefill, key) != getattr(self.decode, key):
-                    raise ValueError(f"decode.{key}: must equal prefill.{key} ({getattr(self.prefill, key)})")
+                    raise _misfit(f"decode.{key}", f"must equal prefill.{key} ({getattr(self.prefill, key)})")
         return self
 
 
@@ -172,15 +196,20 @@ def load_config(args: dict[str, Any]) -> BatonConfig:
         return BatonConfig.model_validate(args)
     except ValidationError as error:
         lines = [_describe(item) for item in error.errors()]
-        first = ".".join(str(part) for part in error.errors()[0]["loc"]) or None
-        raise ConfigError("; ".join(lines), param=first) from error
+        raise ConfigError("\n".join(lines), param=_key(error.errors()[0]) or None) from error
+
+
+def _key(item: Any) -> str:
+    parts = [*item["loc"], *([item["ctx"]["key"]] if item["type"] == "misfit" else [])]
+    return ".".join(str(part) for part in parts)
 
 
 def _describe(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "config"
+    key = _key(item) or "config"
     if item["type"] == "extra_forbidden":
         return f"{key}: no such key"
     if item["type"] == "missing":
         return f"{key}: is required"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message} (got {item['input']!r})" if item["loc"] else message
+    if item["type"] == "misfit":
+        return f"{key}: {item['msg']}"
+    return f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})"

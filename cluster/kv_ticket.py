@@ -91,7 +91,7 @@ class KVTicket:
     layout: str  # KVLayout.fingerprint()
     checkpoint: str
     domain: str  # of the prefill worker: the KV's numerics
-    lease_s: float  # from the offer, unless renewed; enforced by the prefill worker alone
+    lease_s: float  # from the first token, unless renewed; enforced by the prefill worker alone
     first_token: TokenOutput | None = None
     checksums: tuple[int, ...] = ()  # CRC-32 of each block, when the config asks for them
 

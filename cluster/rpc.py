@@ -1,14 +1,17 @@
 """gRPC between Baton's processes: channels and servers that carry the cluster secret, and errors that keep their class.
 
 An error crosses as a status code plus trailing metadata `baton-error-code` (and `-param`, `-retry-after-s`), so that the caller gets
-back the very class of `cluster.errors` that the callee raised; any other failure of a call is mapped once, in `error_of`.
+back the very class of `cluster.errors` that the callee raised; any other failure of a call is mapped once, in `error_of`. Metadata is
+ASCII, so the secret and names of fields are percent-encoded in it.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
+from urllib.parse import quote, unquote
 
 import grpc
 from grpc import aio
@@ -20,6 +23,10 @@ _CODE_KEY: Final = "baton-error-code"
 _PARAM_KEY: Final = "baton-error-param"
 _RETRY_KEY: Final = "baton-error-retry-after-s"
 
+# Characters, each of which may take nine bytes: a peer refuses metadata beyond 8 KiB.
+_MAX_MESSAGE: Final = 500
+_MAX_PARAM: Final = 200
+
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.max_send_message_length", 64 * 2**20),
@@ -28,14 +35,14 @@ _OPTIONS: Final = (
 )
 
 
-def channel(endpoint: str) -> aio.Channel:
+def channel(endpoint: str, *options: tuple[str, int]) -> aio.Channel:
     """A channel to a worker's endpoint. Reconnects are quick: a worker that restarts has another port anyway."""
-    return aio.insecure_channel(endpoint, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000)])
+    return aio.insecure_channel(endpoint, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), *options])
 
 
 def secret_metadata(secret: str) -> tuple[tuple[str, str], ...]:
     """The metadata that every internal call carries."""
-    return ((SECRET_KEY, secret),)
+    return ((SECRET_KEY, quote(secret)),)
 
 
 def server(secret: str) -> aio.Server:
@@ -47,7 +54,7 @@ class _SecretInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
     """Refuses calls without the secret before their handler runs."""
 
     def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+        self._secret = quote(secret).encode()
 
     async def intercept_service(
         self,
@@ -79,11 +86,20 @@ async def abort(context: aio.ServicerContext[Any, Any], error: BatonError) -> No
     """Ends the call with `error`."""
     metadata = [(_CODE_KEY, error.code)]
     if error.param is not None:
-        metadata.append((_PARAM_KEY, error.param))
+        metadata.append((_PARAM_KEY, quote(_shortened(error.param, _MAX_PARAM))))
     if error.retry_after_s is not None:
         metadata.append((_RETRY_KEY, repr(error.retry_after_s)))
-    await context.abort(getattr(grpc.StatusCode, error.grpc_status), error.message, tuple(metadata))
+    await context.abort(getattr(grpc.StatusCode, error.grpc_status), _shortened(error.message, _MAX_MESSAGE), tuple(metadata))
     raise AssertionError("context.abort returned")
+
+
+@asynccontextmanager
+async def answering(context: aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """The body of a handler: a `BatonError` raised in it ends the call with that error."""
+    try:
+        yield
+    except BatonError as error:
+        await abort(context, error)
 
 
 def error_of(failure: aio.AioRpcError) -> BatonError:
@@ -91,13 +107,12 @@ def error_of(failure: aio.AioRpcError) -> BatonError:
     trailing: dict[str, Any] = dict(tuple(pair) for pair in failure.trailing_metadata() or ())  # type: ignore[misc, arg-type]
     message = failure.details() or failure.code().name
     if _CODE_KEY in trailing:
-        retry = trailing.get(_RETRY_KEY)
         param = trailing.get(_PARAM_KEY)
         return from_code(
             str(trailing[_CODE_KEY]),
             message,
-            param=None if param is None else str(param),
-            retry_after_s=None if retry is None else float(retry),
+            param=None if param is None else unquote(str(param)),
+            retry_after_s=_seconds(trailing.get(_RETRY_KEY)),
         )
     match failure.code():
         case grpc.StatusCode.UNAVAILABLE:
@@ -108,3 +123,14 @@ def error_of(failure: aio.AioRpcError) -> BatonError:
             return ClientGone(message)
         case _:
             return InternalError(f"worker call failed: {failure.code().name}: {message}")
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _seconds(text: object) -> float | None:
+    try:
+        return None if text is None else float(str(text))
+    except ValueError:
+        return None

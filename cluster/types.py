@@ -120,6 +120,7 @@ class WorkerLoad:
     live_requests: tuple[str, ...] = ()  # `Request.key` of all it holds
     num_steps: int = 0
     num_tokens_total: int = 0
+    layout: str = ""  # KVLayout.fingerprint()
 
 
 @dataclass(frozen=True, slots=True)

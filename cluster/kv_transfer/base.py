@@ -16,11 +16,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
-from cluster.kv_ticket import KVTicket
+from cluster.errors import TicketMismatch
+from cluster.kv_ticket import KVLayout, KVTicket
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,19 @@ class PeerDescription:
 
     endpoint: str
     incarnation: str
-    layout: str  # fingerprint
+    layout: KVLayout
     checkpoint: str
     domain: str
-    planes: dict[str, bytes]
+    planes: dict[str, bytes]  # plane name → what its `connect` needs
 
 
 class TicketChecker(Protocol):
     """Who decides whether a ticket is good: the prefill worker's Outbox."""
 
     def check(self, ticket: KVTicket) -> None:
-        """Raises:
+        """Whether the ticket's blocks may be read now.
+
+        Raises:
         TicketStale: the lease is over.
         TicketMismatch: the ticket is not what was offered; names the field.
         """
@@ -54,9 +57,16 @@ class TicketChecker(Protocol):
 class Connection(ABC):
     """A data plane's link to one life of one peer."""
 
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """True once `close` was called or the peer is known to be gone: nothing is held then, and every read fails."""
+
     @abstractmethod
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
-        """Copies blocks of the peer into ours; blocking copies run off the event loop and release the GIL.
+        """Copies blocks of the peer into ours. Large copies run off the event loop and release the GIL.
+
+        However it ends, cancelled too, nothing writes to `destination` any more once it has ended: the rows may be reused at once.
 
         Args:
             ticket: names the peer's blocks.
@@ -65,22 +75,27 @@ class Connection(ABC):
             block_ids: rows of `destination`, one for each of `indexes`.
 
         Raises:
-            TransferError: the bytes did not arrive; what is in `destination` is undefined.
+            TransferError: the bytes did not arrive; what is in the rows is undefined.
+            WrongIncarnation: the address belongs to another life of the peer.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Frees what the link holds (mappings, channels). Idempotent."""
+        """Frees what the link holds (mappings, sockets, channels). Idempotent."""
 
 
 class DataPlane(ABC):
     """One worker's end of a plane: makes its own pool readable and connects to those of peers."""
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
     async def publish(self) -> bytes:
-        """Makes our pool readable; what `connect` needs on the other side (it travels in `DescribeReply.planes`)."""
+        """Makes our pool readable; returns what `connect` needs on the other side. Called once.
+
+        Raises:
+            PlaneUnavailable: our pool cannot be read this way; the message says why.
+        """
 
     @abstractmethod
     async def connect(self, peer: PeerDescription) -> Connection:
@@ -91,3 +106,17 @@ class DataPlane(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Withdraws the pool and frees everything. Idempotent."""
+
+
+def source_rows(ticket: KVTicket, indexes: Sequence[int], num_blocks: int) -> list[int]:
+    """Rows of the peer's pool (of `num_blocks`) that the ticket names at `indexes`.
+
+    Raises:
+        TicketMismatch: a position outside the ticket, or a block outside the pool.
+    """
+    if indexes and not 0 <= min(indexes) <= max(indexes) < len(ticket.blocks):
+        raise TicketMismatch(f"the ticket has {len(ticket.blocks)} blocks, asked for positions up to {max(indexes)}", param="indexes")
+    rows = [ticket.blocks[index].block_id for index in indexes]
+    if rows and not 0 <= min(rows) <= max(rows) < num_blocks:
+        raise TicketMismatch(f"the pool has {num_blocks} blocks, the ticket names block {max(rows)}", param="blocks")
+    return rows

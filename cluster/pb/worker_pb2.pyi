@@ -328,7 +328,7 @@ class KVOffer(_message.Message):
     """msgpack KVTicket without first_token"""
     num_cached_tokens: _builtins.int
     wait_s: _builtins.float
-    """from the call to this offer"""
+    """from the call until blocks were allocated"""
     def __init__(
         self,
         *,
@@ -376,7 +376,7 @@ class FirstToken(_message.Message):
     ticket: _builtins.bytes
     """msgpack KVTicket, complete; empty when finished"""
     prefill_s: _builtins.float
-    """from the offer to this token"""
+    """from the allocation to this token"""
     @_builtins.property
     def output(self) -> Global___TokenOutput: ...
     def __init__(

@@ -1,0 +1,92 @@
+"""Which planes a worker has, and which one a pair of workers uses."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from cluster.config import PlaneName
+from cluster.errors import PlaneUnavailable
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
+
+if TYPE_CHECKING:
+    from cluster.kv_transfer.pool_memory import PoolMemory
+
+_log = logging.getLogger(__name__)
+
+
+def select_planes(names: Sequence[PlaneName], pool: torch.Tensor, *, secret: str, memory: PoolMemory | None = None) -> list[DataPlane]:
+    """The planes of the config that this machine has, in the config's order.
+
+    Args:
+        names: `kv_transfer.planes`.
+        pool: the own pool, uint8 `[num_blocks, block_bytes]`.
+        secret: of the cluster.
+        memory: where `pool` was allocated, on a worker whose pool others shall read.
+    """
+    found = [_build(name, pool, secret, memory) for name in names]
+    return [plane for plane in found if plane is not None]
+
+
+def _build(name: PlaneName, pool: torch.Tensor, secret: str, memory: PoolMemory | None) -> DataPlane | None:
+    # A plane's module is imported where it is used: other planes need libraries that not every machine has.
+    match name:
+        case "shared_memory":
+            if sys.platform != "linux":
+                _log.info("no shared_memory plane: %s has no memfd", sys.platform)
+                return None
+            from cluster.kv_transfer.shared_memory import SharedMemoryPlane
+
+            return SharedMemoryPlane(pool, memory)
+        case "grpc":
+            from cluster.kv_transfer.grpc import GrpcPlane
+
+            return GrpcPlane(pool, secret)
+
+
+async def publish(planes: Sequence[DataPlane]) -> dict[str, bytes]:
+    """Publishes the pool on all planes that can: what `KVService` describes.
+
+    Raises:
+        PlaneUnavailable: on none.
+    """
+    published: dict[str, bytes] = {}
+    reasons = []
+    for plane in planes:
+        try:
+            published[plane.name] = await plane.publish()
+        except PlaneUnavailable as error:
+            _log.warning("the KV pool is not readable by %s: %s", plane.name, error)
+            reasons.append(f"{plane.name}: {error}")
+    if not published:
+        raise PlaneUnavailable("; ".join(reasons) or "no data plane is configured")
+    return published
+
+
+async def connect(planes: Sequence[DataPlane], peer: PeerDescription) -> tuple[str, Connection]:
+    """The first of our planes that the peer has too and that reaches it: its name and the connection.
+
+    Raises:
+        PlaneUnavailable: there is none; says why for each.
+    """
+    reasons: dict[str, str] = {}
+    for plane in planes:
+        if plane.name not in peer.planes:
+            reasons[plane.name] = "the peer does not have it"
+            continue
+        try:
+            connection = await plane.connect(peer)
+        except PlaneUnavailable as error:
+            reasons[plane.name] = str(error)
+            continue
+        _log.info("KV of %s comes by %s%s", peer.incarnation, plane.name, _because(reasons))
+        return plane.name, connection
+    raise PlaneUnavailable(f"no data plane reaches {peer.endpoint}{_because(reasons)}")
+
+
+def _because(reasons: Mapping[str, str]) -> str:
+    return " (" + "; ".join(f"not {name}: {reason}" for name, reason in reasons.items()) + ")" if reasons else ""

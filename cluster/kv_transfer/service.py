@@ -1,0 +1,107 @@
+"""The owner's side of KV control: a prefill worker's `KV` service over its pool, its planes and its outbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import torch
+from grpc import aio
+
+from cluster import rpc, wire
+from cluster.errors import TicketMismatch, WrongIncarnation
+from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_transfer.base import TicketChecker, source_rows
+from cluster.kv_transfer.chunks import pack_chunks
+from cluster.kv_transfer.control import PROTOCOL_VERSION, check_version
+from cluster.pb import worker_pb2 as pb
+from cluster.pb import worker_pb2_grpc as stubs
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class KVService(stubs.KVServicer):
+    """Answers on the event loop of the `TicketChecker`, so that a check and the copy after it are one."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        layout: KVLayout,
+        checkpoint: str,
+        domain: str,
+        pool: torch.Tensor,
+        planes: dict[str, bytes],
+        checker: TicketChecker,
+    ) -> None:
+        """
+        Args:
+            incarnation: of this worker.
+            layout: of the blocks in `pool`.
+            checkpoint: fingerprint of the model.
+            domain: numerics domain of the KV.
+            pool: uint8 `[num_blocks, block_bytes]`.
+            planes: what `peers.publish` returned.
+            checker: knows the leases.
+        """
+        assert pool.shape[1] == layout.block_bytes, "the pool does not have the layout's blocks"
+        self._incarnation = incarnation
+        self._pool = pool
+        self._checker = checker
+        self._description = pb.DescribeReply(
+            protocol_version=PROTOCOL_VERSION,
+            incarnation=incarnation,
+            layout=wire.encode(layout),
+            checkpoint=checkpoint,
+            domain=domain,
+            planes=planes,
+        )
+
+    def register(self, server: aio.Server) -> None:
+        """Adds the service to a worker's server."""
+        stubs.add_KVServicer_to_server(self, server)
+
+    async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeReply:  # noqa: N802
+        async with rpc.answering(context):
+            check_version(request.protocol_version)
+        return self._description
+
+    async def Fetch(self, request: pb.FetchRequest, context: _Context) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
+        async with rpc.answering(context):
+            self._check_header(request.header)
+            ticket = _ticket(request.ticket)
+            self._checker.check(ticket)
+            rows = source_rows(ticket, request.indexes, self._pool.shape[0])
+            for index, data in pack_chunks(self._pool, rows):
+                self._checker.check(ticket)  # still, and so until after the copy that was just made
+                yield pb.FetchChunk(index=index, data=data)
+
+    async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewReply:  # noqa: N802
+        async with rpc.answering(context):
+            self._check_header(request.header)
+        lease_s = self._checker.renew(_key(request.ticket), request.ticket.nonce)
+        return pb.RenewReply(state=_state(lease_s is not None), lease_s=lease_s or 0.0)
+
+    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseReply:  # noqa: N802
+        async with rpc.answering(context):
+            self._check_header(request.header)
+        return pb.ReleaseReply(state=_state(self._checker.release(_key(request.ticket), request.ticket.nonce, request.taker)))
+
+    def _check_header(self, header: pb.Header) -> None:
+        if header.incarnation != self._incarnation:
+            raise WrongIncarnation(f"this is incarnation {self._incarnation}, not {header.incarnation or '(none)'}", param="incarnation")
+
+
+def _ticket(data: bytes) -> KVTicket:
+    try:
+        return wire.decode(KVTicket, data)
+    except wire.WireError as error:
+        raise TicketMismatch(str(error), param="ticket") from error
+
+
+def _key(name: pb.TicketName) -> str:
+    return f"{name.request_id}/{name.attempt}"
+
+
+def _state(valid: bool) -> pb.LeaseState.ValueType:
+    return pb.LEASE_STATE_VALID if valid else pb.LEASE_STATE_STALE

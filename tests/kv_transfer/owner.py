@@ -1,0 +1,135 @@
+"""A prefill worker without an engine: a pool of known bytes, leases, a KV service. Also run as a process of its own:
+
+python -m tests.kv_transfer.owner PLANE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from cluster import rpc, wire
+from cluster.errors import TicketStale
+from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_transfer.base import DataPlane
+from cluster.kv_transfer.grpc import GrpcPlane
+from cluster.kv_transfer.in_process import Exchange, InProcessPlane
+from cluster.kv_transfer.pool_memory import PoolMemory
+from cluster.kv_transfer.selection import publish
+from cluster.kv_transfer.service import KVService
+from cluster.kv_transfer.shared_memory import SharedMemoryPlane
+from cluster.types import TokenOutput
+
+SECRET = "a secret of the tests"
+CHECKPOINT = "checkpoint"
+SMALL = KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, block_size=8, kv_dtype="float32")  # 4 KiB a block
+LARGE = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=32, kv_dtype="bf16")  # 720 KiB a block, as SmolLM2
+
+
+def random_pool(pool: torch.Tensor, seed: int) -> None:
+    """Fills `pool` with bytes that `seed` determines, none of them zero."""
+    pool.copy_(torch.randint(1, 256, pool.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)))
+
+
+class Leases:
+    """A `TicketChecker` with leases that end when they are told to."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, bytes] = {}
+        self.taken: dict[str, str] = {}
+        self.num_checks = 0
+
+    def check(self, ticket: KVTicket) -> None:
+        self.num_checks += 1
+        if self.live.get(ticket.key) != ticket.nonce:
+            raise TicketStale(f"the lease of {ticket.key} is over")
+
+    def renew(self, key: str, nonce: bytes) -> float | None:
+        return 30.0 if self.live.get(key) == nonce else None
+
+    def release(self, key: str, nonce: bytes, taker: str) -> bool:
+        if self.live.get(key) == nonce:
+            del self.live[key]
+            self.taken[key] = taker
+        return self.taken.get(key) == taker
+
+
+class Owner:
+    """One life of such a worker."""
+
+    def __init__(self, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64, exchange: Exchange | None = None) -> None:
+        self.layout = layout
+        self.incarnation = secrets.token_hex(8)
+        self.leases = Leases()
+        self.memory = PoolMemory()
+        self.pool = self.memory.allocate(num_blocks * layout.block_bytes).view(num_blocks, layout.block_bytes)
+        random_pool(self.pool, seed=1)
+        self.plane = self._plane(plane, exchange)
+        self.endpoint = ""
+        self.server = rpc.server(SECRET)
+
+    def _plane(self, name: str, exchange: Exchange | None) -> DataPlane:
+        match name:
+            case "shared_memory":
+                return SharedMemoryPlane(self.pool, self.memory)
+            case "grpc":
+                return GrpcPlane(self.pool, SECRET)
+            case _:
+                return InProcessPlane(self.pool, exchange or Exchange(), self.incarnation)
+
+    async def start(self, port: int = 0) -> None:
+        planes = await publish([self.plane])
+        service = KVService(
+            incarnation=self.incarnation,
+            layout=self.layout,
+            checkpoint=CHECKPOINT,
+            domain="domain",
+            pool=self.pool,
+            planes=planes,
+            checker=self.leases,
+        )
+        service.register(self.server)
+        self.endpoint = f"127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await self.server.start()
+
+    def lease(self, block_ids: Sequence[int], *, num_tokens: int | None = None) -> KVTicket:
+        """A ticket for `block_ids` that is good until it is taken or `leases.live` loses it."""
+        ticket = KVTicket(
+            request_id=secrets.token_hex(4),
+            attempt=0,
+            nonce=secrets.token_bytes(16),
+            incarnation=self.incarnation,
+            endpoint=self.endpoint,
+            blocks=tuple(BlockRef(block_id, 1) for block_id in block_ids),
+            num_tokens=len(block_ids) * self.layout.block_size if num_tokens is None else num_tokens,
+            layout=self.layout.fingerprint(),
+            checkpoint=CHECKPOINT,
+            domain="domain",
+            lease_s=30.0,
+            first_token=TokenOutput(7, -0.5),
+        )
+        self.leases.live[ticket.key] = ticket.nonce
+        return ticket
+
+    async def close(self) -> None:
+        await self.plane.close()
+        self.memory.close()
+        await self.server.stop(None)
+
+
+async def _main(plane: str) -> None:
+    owner = Owner(plane, layout=LARGE, num_blocks=128)
+    await owner.start()
+    ticket = owner.lease(range(127, -1, -1))
+    print(wire.encode(ticket).hex(), flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # until the parent ends
+    await owner.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(_main(sys.argv[1]))
