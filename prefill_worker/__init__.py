@@ -1,0 +1,1 @@
+"""The prefill worker: computes prompts and keeps their KV until a decode worker has taken it."""

@@ -1,0 +1,52 @@
+"""A worker's own gRPC endpoint. It binds to a free port, so that two lives of a worker hardly ever share an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from grpc import aio
+
+from cluster import rpc
+from cluster.errors import ConfigError
+
+
+class Endpoint:
+    """The server of one worker: services are added, then it starts, and answers until it is closed."""
+
+    def __init__(self, host: str, secret: str, published: str | None = None) -> None:
+        """Binds at once, since the address is part of what the services say of themselves.
+
+        Args:
+            host: address to bind to.
+            secret: the cluster secret that callers must know.
+            published: the host by which others reach it; default: `host`.
+
+        Raises:
+            ConfigError: the host is no address of this machine.
+        """
+        self._server = rpc.server(secret)
+        try:
+            port = self._server.add_insecure_port(_host_port(host, 0))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot bind to {host}: {error}", param="host") from error
+        self.address = _host_port(published or host, port)
+
+    def add(self, register: Callable[[aio.Server], None]) -> None:
+        """Lets `register` add a service to the server."""
+        register(self._server)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Ends the calls that are left and gives the port back. Idempotent."""
+        await self._server.stop(grace=None)
+
+
+def published_host(host: str, node_address: str) -> str:
+    """The host by which others reach what is bound to `host` on the node at `node_address`."""
+    return node_address if host in ("0.0.0.0", "::") else host
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

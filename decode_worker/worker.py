@@ -1,0 +1,47 @@
+"""A decode worker put together: engine, intake and Decode service on one endpoint. In colocated mode it prefills as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster.engine.engine import Engine
+from cluster.kv_transfer.base import DataPlane
+from cluster.kv_transfer.peers import Peers
+from cluster.pb.worker_pb2_grpc import add_DecodeServicer_to_server
+from cluster.types import WorkerRole
+from cluster.worker.settings import WorkerSettings
+from cluster.worker.worker import Worker
+from decode_worker.intake import Destination, Intake
+from decode_worker.metrics import TransferMetrics
+from decode_worker.service import DecodeService
+
+
+class DecodeWorker(Worker):
+    """Made and used on one event loop: construct, `start`, and in the end `drain` and `close`."""
+
+    def __init__(self, settings: WorkerSettings, engine: Engine, planes: Sequence[DataPlane]) -> None:
+        """`planes` read into the engine's pool, in order of preference; the worker closes them."""
+        super().__init__(settings, engine)
+        self._planes = planes
+        self.peers = Peers(planes, layout=engine.layout, checkpoint=engine.checkpoint, secret=settings.secret)
+        destination = Destination(
+            pool=engine.kv_cache.storage,
+            layout=engine.layout,
+            checkpoint=engine.checkpoint,
+            incarnation=settings.identity.incarnation,
+            zero_tail=engine.kv_cache.zero_tail,
+        )
+        service = DecodeService(
+            self.engine_loop,
+            Intake(self.engine_loop, destination, self.peers.get, settings.transfer.renew_interval_s),
+            self.calls,
+            TransferMetrics(settings.registry),
+            may_prefill=settings.identity.role is WorkerRole.COLOCATED,
+        )
+        self.endpoint.add(lambda server: add_DecodeServicer_to_server(service, server))
+
+    async def close(self) -> None:
+        await super().close()
+        await self.peers.close()
+        for plane in self._planes:
+            await plane.close()

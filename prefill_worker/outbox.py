@@ -1,0 +1,182 @@
+"""Prompts' KV that waits to be taken: the one place that says whether a ticket is good (promise P3).
+
+    offered ── prompt computed ──► readable ── release, in time ──► taken     answer: valid
+       │                              ├── deadline passed ──► expired         answer: stale
+       └── withdrawn ◄────────────────┘ (the stream was cancelled)            answer: stale
+
+The state changes first and the blocks are given back after, so nobody is told *valid* for blocks that may hold another prompt. A
+lease's time runs from the moment it is readable: until then its blocks belong to a sequence that the engine is working on and whose
+stream is open. All answers are given on the event loop at once; none waits for an engine step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from cluster.config import TransferConfig
+from cluster.errors import TicketMismatch, TicketStale
+from cluster.kv_ticket import KVTicket
+
+_NUM_REMEMBERED: Final = 4096  # taken tickets whose taker may ask again
+
+
+class LeaseEnd(StrEnum):
+    """How a lease ended."""
+
+    TAKEN = "taken"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+class Cancellable(Protocol):
+    """A timer that has been set."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The part of an event loop that leases need."""
+
+    def time(self) -> float: ...
+    def call_at(self, when: float, callback: Callable[[str, bytes], None], key: str, nonce: bytes, /) -> Cancellable: ...
+    def create_future(self) -> asyncio.Future[LeaseEnd]: ...
+
+
+@dataclass(slots=True)
+class _Lease:
+    ticket: KVTicket
+    end: asyncio.Future[LeaseEnd]
+    is_readable: bool = False
+    deadline_s: float = 0.0
+    last_deadline_s: float = 0.0  # no renewal goes beyond
+    timer: Cancellable | None = None
+
+
+class Outbox:
+    """All leases of one prefill worker. Implements `cluster.kv_transfer.base.TicketChecker`. Use it on one event loop."""
+
+    def __init__(self, config: TransferConfig, clock: Clock, free: Callable[[str], None], on_end: Callable[[LeaseEnd], None]) -> None:
+        """
+        Args:
+            config: lease durations.
+            clock: the running event loop.
+            free: gives the blocks of a request key back; called once for every offer, whatever becomes of it.
+            on_end: hears how each lease ended, after `free`.
+        """
+        self._config = config
+        self._clock = clock
+        self._free = free
+        self._on_end = on_end
+        self._leases: dict[str, _Lease] = {}
+        self._takers: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Offers and leases that have not ended."""
+        return len(self._leases)
+
+    def offer(self, ticket: KVTicket) -> None:
+        """Promises the blocks of `ticket`, which has no first token yet. A key that is still offered is a bug of the caller."""
+        assert ticket.key not in self._leases, ticket.key
+        self._leases[ticket.key] = _Lease(ticket, self._clock.create_future())
+
+    def complete(self, ticket: KVTicket) -> asyncio.Future[LeaseEnd]:
+        """The KV is there: starts the lease of `ticket`, the complete form of the one offered. The future tells how it ends.
+
+        Raises:
+            TicketStale: the offer has been withdrawn.
+        """
+        lease = self._leases.get(ticket.key)
+        if lease is None or lease.ticket.nonce != ticket.nonce:
+            raise TicketStale(f"the offer of {ticket.key} has ended")
+        now = self._clock.time()
+        lease.ticket = ticket
+        lease.is_readable = True
+        lease.last_deadline_s = now + self._config.max_lease_s
+        self._set_deadline(lease, now + self._config.lease_s)
+        return lease.end
+
+    def withdraw(self, key: str) -> None:
+        """Ends an offer or a lease that nobody will take. Idempotent."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            self._finish(lease, LeaseEnd.WITHDRAWN)
+
+    def check(self, ticket: KVTicket) -> None:
+        """Whether the blocks of `ticket` may be read now; the offer is as good as the complete ticket, once the prompt is computed.
+
+        Raises:
+            TicketStale: the lease is over.
+            TicketMismatch: the ticket is not what was offered; names the field.
+        """
+        lease = self._living(ticket.key, ticket.nonce)
+        if lease is None:
+            raise TicketStale(f"the lease of {ticket.key} is over")
+        if not lease.is_readable:
+            raise TicketMismatch("the prompt is not computed yet", param="first_token")
+        offered = lease.ticket
+        if ticket.first_token is None:  # the offer's form
+            offered = dataclasses.replace(offered, first_token=None, checksums=())
+        for field in dataclasses.fields(KVTicket):
+            if getattr(ticket, field.name) != getattr(offered, field.name):
+                raise TicketMismatch(f"the ticket's {field.name} is not what was offered", param=field.name)
+
+    def renew(self, key: str, nonce: bytes) -> float | None:
+        """Extends the lease to its full length from now, within the cap; the seconds left, or None when it is over."""
+        lease = self._living(key, nonce)
+        if lease is None:
+            return None
+        if not lease.is_readable:
+            return self._config.lease_s
+        now = self._clock.time()
+        self._set_deadline(lease, min(now + self._config.lease_s, lease.last_deadline_s))
+        return lease.deadline_s - now
+
+    def release(self, key: str, nonce: bytes, taker: str) -> bool:
+        """The commit. True (valid) ends the lease; the same taker may ask again and gets the same answer."""
+        if (key, nonce) in self._takers:
+            return self._takers[key, nonce] == taker
+        lease = self._living(key, nonce)
+        if lease is None or not lease.is_readable:
+            return False
+        self._takers[key, nonce] = taker
+        if len(self._takers) > _NUM_REMEMBERED:
+            self._takers.popitem(last=False)
+        self._finish(lease, LeaseEnd.TAKEN)
+        return True
+
+    def _living(self, key: str, nonce: bytes) -> _Lease | None:
+        """The lease that `nonce` opens, unless it is over. A deadline counts from its instant, even when its timer is late."""
+        lease = self._leases.get(key)
+        if lease is None or not hmac.compare_digest(lease.ticket.nonce, nonce):
+            return None
+        if lease.is_readable and self._clock.time() >= lease.deadline_s:
+            self._finish(lease, LeaseEnd.EXPIRED)
+            return None
+        return lease
+
+    def _set_deadline(self, lease: _Lease, deadline_s: float) -> None:
+        if lease.timer is not None:
+            lease.timer.cancel()
+        lease.deadline_s = deadline_s
+        lease.timer = self._clock.call_at(deadline_s, self._expire, lease.ticket.key, lease.ticket.nonce)
+
+    def _expire(self, key: str, nonce: bytes) -> None:
+        lease = self._leases.get(key)
+        if lease is not None and lease.ticket.nonce == nonce:
+            self._finish(lease, LeaseEnd.EXPIRED)
+
+    def _finish(self, lease: _Lease, end: LeaseEnd) -> None:
+        if lease.timer is not None:
+            lease.timer.cancel()
+        del self._leases[lease.ticket.key]
+        if not lease.end.done():  # a cancelled waiter leaves a cancelled future behind
+            lease.end.set_result(end)
+        self._free(lease.ticket.key)
+        self._on_end(end)

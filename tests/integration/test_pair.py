@@ -1,0 +1,151 @@
+"""Promise P1 with real engines over real wires: a prefill worker and a decode worker answer exactly as one worker does alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.config import TransferConfig
+from cluster.types import Request
+from tests.harness import PLANES, Answer, Workers, check_books, make_request, random_prompt, tiny_pool
+from tests.tiny_models import oracle, tiny_model
+
+BLOCK_SIZE = 8
+PROMPT_LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 100)  # the last one: several chunks of 32 tokens
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 7, "top_p": 0.95, "top_k": 50, "num_logprobs": 3},
+    {"temperature": 0.0, "num_logprobs": 0, "frequency_penalty": 0.7, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+    {"temperature": 1.2, "seed": 2**63, "num_logprobs": 1, "min_tokens": 5, "ignore_eos": False, "max_tokens": 24},
+)
+SCHEMES = {
+    "float32": tiny_pool(),
+    "bf16": tiny_pool(scheme="bf16", kv_dtype="bf16"),
+    "int8": tiny_pool(scheme="int8", kv_dtype="bf16"),
+}
+
+
+def twins(length: int, sampling: dict[str, Any], seed: int = 0) -> tuple[Request, Request]:
+    """The same request under two names."""
+    tokens = random_prompt(length, seed)
+    return make_request(tokens, **sampling), make_request(tokens, **sampling)
+
+
+def assert_equal(found: Answer, expected: Answer, scheme: str) -> None:
+    assert found.token_ids == expected.token_ids
+    assert found.finish_reason == expected.finish_reason
+    assert found.num_cached_tokens == expected.num_cached_tokens
+    if scheme != "float32":
+        assert found.outputs == expected.outputs, "logprobs must be equal to the last bit"
+        return
+    for one, other in zip(found.outputs, expected.outputs, strict=True):
+        assert one.logprob == (None if other.logprob is None else pytest.approx(other.logprob, abs=1e-4))
+        assert [token for token, _ in one.top_logprobs] == [token for token, _ in other.top_logprobs]
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_disaggregated_equals_monolithic(plane: str, scheme: str) -> None:
+    async with Workers(tiny_model("llama"), plane, SCHEMES[scheme]) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        alone = await workers.start_colocated()
+        for sampling in SAMPLINGS:
+            for _ in range(2):  # the second time with prefix hits on every worker
+                pairs = [twins(length, sampling) for length in PROMPT_LENGTHS]
+                found = [workers.client.disaggregated(prefill, decode, ours) for ours, _ in pairs]
+                expected = [workers.client.colocated(alone, theirs) for _, theirs in pairs]
+                answers = await asyncio.gather(*found, *expected)
+                for one, other in zip(answers[: len(pairs)], answers[len(pairs) :], strict=True):
+                    assert_equal(one, other, scheme)
+        await check_books(prefill, decode, alone)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+async def test_a_crowd_gets_the_same_answers_as_each_alone(plane: str) -> None:
+    async with Workers(tiny_model("llama"), plane, SCHEMES["int8"]) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        alone = await workers.start_colocated()
+        pairs = [twins(length, SAMPLINGS[1], seed) for seed, length in enumerate((3, 8, 17, 40, 64, 99))]
+        expected = [await workers.client.colocated(alone, theirs) for _, theirs in pairs]
+        found = await asyncio.gather(*(workers.client.disaggregated(prefill, decode, ours) for ours, _ in pairs))
+        assert [answer.outputs for answer in found] == [answer.outputs for answer in expected]
+        await check_books(prefill, decode, alone)
+
+
+async def test_sequences_that_were_preempted_on_decode_answer_the_same() -> None:
+    requests = [make_request(random_prompt(20, seed), max_tokens=40, **SAMPLINGS[1]) for seed in range(5)]
+    async with Workers(tiny_model("llama"), pool=SCHEMES["int8"]) as workers:
+        alone, prefill = await workers.start_colocated(), await workers.start_prefill()
+        block_bytes = alone.engine.layout.block_bytes
+        decode = await workers.start_decode(SCHEMES["int8"].model_copy(update={"kv_cache_bytes": 18 * block_bytes}))  # each comes to 8
+        expected = [await workers.client.colocated(alone, request) for request in requests]
+        found = await asyncio.gather(*(workers.client.disaggregated(prefill, decode, request) for request in requests))
+        assert [answer.outputs for answer in found] == [answer.outputs for answer in expected]
+        assert decode.engine_loop.load().num_preemptions > 0, "the test must have made blocks scarce"
+        await check_books(prefill, decode, alone)
+
+
+async def test_pools_of_two_schemes_are_a_domain_of_their_own() -> None:
+    """The answer is the pair's: the same with and without prefix hits on either side, and no longer that of one scheme alone."""
+    async with Workers(tiny_model("llama")) as workers:
+        prefill, decode = await workers.start_prefill(SCHEMES["bf16"]), await workers.start_decode(SCHEMES["int8"])
+        prompts = [random_prompt(length) for length in (9, 40, 100)]
+        answers = []
+        for forget in ((), (decode,), (prefill,), (prefill, decode)):
+            for worker in forget:
+                await worker.engine_loop.run(lambda engine: engine.forget_cached_blocks())
+            requests = [make_request(tokens, **SAMPLINGS[1]) for tokens in prompts]
+            runs = (workers.client.disaggregated(prefill, decode, request) for request in requests)
+            answers.append([answer.outputs for answer in await asyncio.gather(*runs)])
+        assert all(answer == answers[0] for answer in answers)
+        await check_books(prefill, decode)
+
+
+async def test_float32_over_the_wire_equals_transformers() -> None:
+    model = oracle("llama")
+    async with Workers(tiny_model("llama")) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        for length in PROMPT_LENGTHS:
+            tokens = random_prompt(length)
+            answer = await workers.client.disaggregated(prefill, decode, make_request(tokens, max_tokens=32))
+            with torch.no_grad():
+                expected = model.generate(torch.tensor([tokens]), max_new_tokens=32, min_new_tokens=32, do_sample=False)[0, length:]
+            assert answer.token_ids == expected.tolist()
+
+
+async def test_one_token_has_no_decode_leg() -> None:
+    async with Workers(tiny_model("llama")) as workers:
+        prefill, decode, alone = await workers.start_prefill(), await workers.start_decode(), await workers.start_colocated()
+        ours, theirs = twins(20, {"max_tokens": 1, "num_logprobs": 2})
+        answer = await workers.client.disaggregated(prefill, decode, ours)
+        assert_equal(answer, await workers.client.colocated(alone, theirs), "float32")
+        assert len(answer.outputs) == 1
+        await check_books(prefill, decode, alone)
+
+
+async def test_a_prefix_that_decode_holds_does_not_travel_again() -> None:
+    async with Workers(tiny_model("llama")) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        block_bytes = decode.engine.layout.block_bytes
+        moved = []
+        for tail in (1, 2):
+            request = make_request([*random_prompt(64), tail, tail, tail])
+            first = await workers.client.first_token(workers.client.prefill(prefill, request))
+            taken = await anext(aiter(workers.client.decode(decode, request, first.ticket)))
+            moved.append(taken.taken.num_bytes)
+        assert moved == [9 * block_bytes, block_bytes]
+
+
+async def test_pools_with_checksums_agree() -> None:
+    async with Workers(tiny_model("llama"), transfer=TransferConfig(checksums=True)) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        request = make_request(random_prompt(50))
+        first = await workers.client.first_token(workers.client.prefill(prefill, request))
+        assert len(first.decoded_ticket.checksums) == 7
+        events = [event async for event in workers.client.decode(decode, request, first.ticket)]
+        assert events[0].WhichOneof("event") == "taken"
+        first.call.cancel()
+        await check_books(prefill, decode)
