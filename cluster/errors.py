@@ -22,7 +22,7 @@
     │   └── PlaneUnavailable         this pair cannot use this data plane
     └── ConfigError                  names the key; only ever raised at start
 
-Errors cross worker gRPC as a status plus the trailing metadata key `baton-error-code` (see `cluster.worker.rpc_errors`);
+Errors cross worker gRPC as a status plus the trailing metadata key `baton-error-code` (see `cluster.rpc`);
 `from_code` restores the class. An error that reaches a client without a row in the table is an InternalError.
 """
 

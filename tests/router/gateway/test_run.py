@@ -89,9 +89,18 @@ async def test_attempts_are_bounded(tokenizer: Tokenizer) -> None:
         assert len(cluster.prefill.requests) == 2
 
 
-async def test_without_another_worker_a_failure_is_no_capacity(tokenizer: Tokenizer) -> None:
+async def test_without_another_worker_one_that_still_reports_is_tried_again(tokenizer: Tokenizer) -> None:
     async with fake_cluster(tokenizer) as cluster:
         cluster.prefill.acts.append(Act.FAIL)
+        assert (await read(new_run(cluster)))[0] == list(ANSWER[:8])
+        assert [request.attempt for request in cluster.prefill.requests] == [1, 2]
+
+
+async def test_without_another_worker_the_failure_of_one_that_is_gone_is_no_capacity(tokenizer: Tokenizer) -> None:
+    async with fake_cluster(tokenizer) as cluster:
+        await eventually(lambda: cluster.router.ready().ready)
+        cluster.prefill.acts.append(Act.FAIL)
+        cluster.prefill.is_up = False
         with pytest.raises(NoCapacity):
             await read(new_run(cluster))
         assert len(cluster.prefill.requests) == 1
