@@ -1,0 +1,157 @@
+"""Quality of served pairs: perplexity and greedy agreement against bf16 on ordinary English.
+
+    python -m benchmarks.quality                        bf16 and int8 alone, and bf16 prefill with int8 decode
+    python -m benchmarks.quality int8/bf16              another pair, as prefill/decode
+
+Contexts of 512 tokens by the prefill scheme, KV handed over, the next 512 tokens teacher-forced through the decode scheme. The text is
+Baton's own (`data/prose.txt`). Agreement counts, position by position, where a pair would choose the token that bf16/bf16 chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.hardware import describe_hardware
+from benchmarks.report import progress, publish, table
+from benchmarks.teacher_forcing import Continuations, continue_windows, cut_windows
+from cluster.config import PoolConfig
+from cluster.engine.model_build import BuiltModel, build_model
+from deploy.config_file import load_serve_file
+from deploy.pull import resolve_model
+
+BASE: Final = "bf16/bf16"
+_SCHEMES: Final = ("bf16", "int8", "float32")
+_TEXT: Final = Path(__file__).parent / "data" / "prose.txt"
+_PROGRESS_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One pair's result and the time it took."""
+
+    pair: str
+    continuations: Continuations
+    duration_s: float
+
+    def figures(self, base: Continuations) -> dict[str, Any]:
+        """What is published of it."""
+        return {
+            "pair": self.pair,
+            "perplexity": round(self.continuations.perplexity, 4),
+            "perplexity_change": round(self.continuations.perplexity / base.perplexity - 1, 5),
+            "greedy_agreement": round(self.continuations.agreement(base), 5),
+            "num_scored_tokens": self.continuations.losses.numel(),
+            "duration_s": round(self.duration_s, 1),
+        }
+
+
+def main() -> None:
+    """The command."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    progress(str(describe_hardware()))
+    config = load_serve_file(options.config).config
+    folder = resolve_model(config.model, progress)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = options.text.read_text(encoding="utf-8")
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    num_windows = -(-options.tokens // options.continuation)
+    windows = cut_windows(token_ids, options.context, options.continuation, num_windows)
+    progress(f"{len(token_ids)} tokens of text: {num_windows} windows of {options.context} + {options.continuation}")
+    bench = PairBench(config.decode, folder, windows, options.context)
+    _publish(config.model, options, [bench.measure(pair) for pair in dict.fromkeys([BASE, *options.pairs])])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", nargs="*", type=parse_pair, default=["int8/int8", "bf16/int8"], help="prefill/decode schemes")
+    parser.add_argument(
+        "--config", type=Path, default=Path("deploy/local.yaml"), help="names model, kernels, blocks (default: %(default)s)"
+    )
+    parser.add_argument("--tokens", type=int, default=8192, help="to score (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a window's context (default: %(default)s)")
+    parser.add_argument("--continuation", type=int, default=512, help="tokens scored in a window (default: %(default)s)")
+    parser.add_argument("--text", type=Path, default=_TEXT, help="another text (default: Baton's own)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads (default: %(default)s)")
+    return parser.parse_args()
+
+
+def parse_pair(text: str) -> str:
+    """`PREFILL/DECODE`, checked; for argparse."""
+    prefill, slash, decode = text.partition("/")
+    if not slash or prefill not in _SCHEMES or decode not in _SCHEMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PREFILL/DECODE with schemes of {', '.join(_SCHEMES)}")
+    if (prefill == "float32") != (decode == "float32"):
+        raise argparse.ArgumentTypeError("float32 has KV of another type and pairs with itself alone")
+    return text
+
+
+class PairBench:
+    """Runs pairs over the same windows; each scheme's model is built once."""
+
+    def __init__(self, pool: PoolConfig, folder: Path, windows: list[list[int]], num_context: int) -> None:
+        self._pool = pool
+        self._folder = folder
+        self._windows = windows
+        self._num_context = num_context
+        self._built: dict[str, BuiltModel] = {}
+
+    def measure(self, pair: str) -> Measured:
+        """Runs one pair."""
+        prefill, decode = (self._model(scheme) for scheme in pair.split("/"))
+        progress(f"{pair}: prefill")
+        started_s = time.perf_counter()
+        continuations = continue_windows(prefill, decode, self._windows, self._num_context, self._sayer(pair))
+        measured = Measured(pair, continuations, time.perf_counter() - started_s)
+        progress(f"{pair}: perplexity {continuations.perplexity:.3f} after {measured.duration_s:.0f} s")
+        return measured
+
+    def _model(self, scheme: str) -> BuiltModel:
+        if scheme not in self._built:
+            progress(f"loading the model as {scheme}")
+            config = self._pool.model_copy(update={"scheme": scheme, "kv_dtype": "float32" if scheme == "float32" else "bf16"})
+            self._built[scheme] = build_model(config, self._folder, len(self._windows[0]))
+        return self._built[scheme]
+
+    def _sayer(self, pair: str) -> Callable[[int], None]:
+        num_steps = len(self._windows[0]) - 1 - self._num_context
+        said_s = time.perf_counter()
+
+        def say(step: int) -> None:
+            nonlocal said_s
+            if time.perf_counter() - said_s > _PROGRESS_S:
+                said_s = time.perf_counter()
+                progress(f"{pair}: decode step {step} of {num_steps}")
+
+        return say
+
+
+def _publish(model: str, options: argparse.Namespace, measured: list[Measured]) -> None:
+    base = measured[0].continuations
+    figures = [item.figures(base) for item in measured]
+    rows = [
+        [
+            item["pair"],
+            f"{item['perplexity']:.3f}",
+            f"{item['perplexity_change']:+.2%}",
+            f"{item['greedy_agreement']:.1%}",
+            f"{item['duration_s']:.0f} s",
+        ]
+        for item in figures
+    ]
+    print(table(["prefill/decode", "perplexity", f"against {BASE}", "greedy agreement", "time"], rows))
+    settings = {"text": options.text.name, "context": options.context, "continuation": options.continuation, "threads": options.threads}
+    publish("quality", {"model": model, **settings, "pairs": figures})
+
+
+if __name__ == "__main__":
+    main()
