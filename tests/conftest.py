@@ -1,0 +1,51 @@
+"""What the whole run shares: the environment that Ray reads when it is imported, and one Ray with Serve for all `cluster` tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: on few cores its threads only spin against each other
+os.environ["RAY_AUTH_MODE"] = "disabled"  # the cluster lives as long as this process, on loopback
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
+os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] = "0.05"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def serve_url() -> Iterator[str]:
+    """Starts Ray and Serve's HTTP proxy; the proxy's URL. Applications on it choose their own route prefix."""
+    import ray
+    from ray import serve
+
+    from deploy.process_tree import await_end, descendants
+
+    port = free_port()
+    ray.init(
+        address="local",
+        num_cpus=16,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=100 * 2**20,
+        namespace="serve",
+        _node_ip_address="127.0.0.1",
+    )
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    started = descendants()
+    ray.shutdown()
+    assert not await_end(started, timeout_s=20), "processes are left"

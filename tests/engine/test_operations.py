@@ -1,0 +1,100 @@
+"""The `cpu` operations compute what the `reference` ones say, and the schemes round as they promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.engine.operations import make_operations, quantize_rows
+from cluster.engine.quantization import make_scheme, quantize_channels
+from cluster.errors import ConfigError
+from cluster.types import TokenOutput
+from tests.engine.model_drive import ModelDrive, engine_config
+from tests.tiny_models import FAMILIES, tiny_model
+
+CPU = make_operations("cpu")
+REFERENCE = make_operations("reference")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 64, 130])
+@pytest.mark.parametrize(("scheme", "tolerance"), [("float32", 1e-5), ("bf16", 2**-7), ("int8", 1e-5)])
+def test_linear(scheme: str, tolerance: float, num_rows: int) -> None:
+    weight, bias, x = random(70, 96), random(70, seed=1), random(num_rows, 96, seed=2)
+    ours = make_scheme(scheme).make_linear(weight, bias, CPU)(x)
+    theirs = make_scheme(scheme).make_linear(weight, bias, REFERENCE)(x)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * 10)
+
+
+def test_int8_linear_is_near_the_float_one() -> None:
+    weight, x = random(200, 512), random(40, 512, seed=1)
+    exact = x @ weight.t()
+    error = make_scheme("int8").make_linear(weight, None, CPU)(x) - exact
+    assert (error.square().mean() / exact.square().mean()).sqrt() < 0.015
+
+
+def test_rows_are_quantized_to_half_a_step() -> None:
+    x = torch.cat([random(20, 96), torch.zeros(1, 96), random(1, 96) * 1e-20, random(1, 96) * 1e20])
+    levels, scales = quantize_rows(x)
+    assert levels.dtype == torch.uint8 and scales.shape == (23, 1) and levels.min() >= 1
+    restored = (levels.double() - 128) * scales.double()
+    assert ((restored - x.double()).abs() <= scales.double() * 0.5001).all()
+    assert (levels[:20].amax(dim=1).clamp_min(0) == 255).logical_or(levels[:20].amin(dim=1) == 1).all()
+
+
+def test_channels_are_quantized_to_half_a_step() -> None:
+    weight = torch.cat([random(20, 96), torch.zeros(1, 96)]).bfloat16()
+    levels, scales = quantize_channels(weight)
+    assert levels.dtype == torch.int8 and (levels[:20].abs().amax(dim=1) == 127).all() and not levels[20].any()
+    assert ((levels.float() * scales[:, None] - weight.float()).abs() <= scales[:, None] * 0.501).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 96), (33, 100), (7, 3, 32)])
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    x, weight = random(*shape) * 5, random(shape[-1], seed=1)
+    torch.testing.assert_close(CPU.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+
+
+def test_silu_and_mul_at_the_ends() -> None:
+    x = torch.tensor([[-1e4, -100.0, -1.0, 0.0, 1.0, 100.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]])
+    torch.testing.assert_close(CPU.silu_and_mul(x), REFERENCE.silu_and_mul(x), rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model(family: str, scheme: str) -> None:
+    """Long enough for the sliding windows to cut, and over several blocks."""
+    prompt = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    logits = []
+    for kernels in ("cpu", "reference"):
+        drive = ModelDrive(tiny_model(family), engine_config(scheme, kernels=kernels))
+        found = drive.logits([drive.sequence(prompt)], [len(prompt)])
+        assert found is not None
+        logits.append(found.log_softmax(-1))
+    # Roundings fall differently and move a logit by 0.05; a wrong mask, head or scale moves them by whole units.
+    assert (logits[0] - logits[1]).square().mean().sqrt() < 0.2
+
+
+def test_domains_name_what_decides_the_bits() -> None:
+    domains = {ModelDrive(tiny_model("llama"), engine_config(scheme)).built.domain for scheme in ("float32", "bf16", "int8")}
+    assert len(domains) == 3 and all(CPU.name in domain for domain in domains) and CPU.name != REFERENCE.name
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cpu, reference"):
+        make_operations("tpu")
+    with pytest.raises(ConfigError, match="float32, bf16, int8"):
+        make_scheme("int2")
+
+
+def test_sampled_steps_answer_for_those_that_reach_their_end_alone() -> None:
+    drive = ModelDrive(tiny_model("llama"), engine_config("int8"))
+    sequences = [drive.sequence(range(10, 40), max_tokens=3), drive.sequence(range(10, 15), max_tokens=3)]
+    assert drive.logits(sequences[:1], [20]) is None
+    outputs = drive.generate(sequences, chunk=7)
+    assert all(len(output) == 3 and isinstance(output[0], TokenOutput) for output in outputs)
