@@ -1,0 +1,136 @@
+"""One real prompt over HTTP, to show that a start ended well, and where its time went."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from deploy.local_cluster import StartFailed
+
+PROMPT: Final = "What is the capital of France?"
+_READY_TIMEOUT_S: Final = 60.0
+_ANSWER_TIMEOUT_S: Final = 120.0
+_MAX_TOKENS: Final = 48
+_POLL_S: Final = 0.1
+_STAGES: Final = {
+    "gateway": "gateway_s",
+    "queue": "queue_s",
+    "prefill wait": "prefill_wait_s",
+    "prefill": "prefill_s",
+    "transfer": "transfer_s",
+    "decode wait": "decode_wait_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAnswer:
+    """The answer and its times: those that the response reports, and those seen here."""
+
+    model: str
+    text: str
+    timings: dict[str, float]
+    ttft_s: float
+    total_s: float
+    num_tokens: int
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Name and value of each line of the table."""
+        for name, key in _STAGES.items():
+            yield name, f"{self.timings.get(key, 0.0) * 1e3:.1f} ms"
+        yield "first token", f"{self.ttft_s * 1e3:.1f} ms"
+        if self.num_tokens > 1:
+            yield "per token", f"{(self.total_s - self.ttft_s) / (self.num_tokens - 1) * 1e3:.1f} ms"
+        yield "tokens", str(self.num_tokens)
+
+
+def await_ready(url: str) -> None:
+    """Returns when new requests can be served.
+
+    Raises:
+        StartFailed: when that takes too long; the message is the gateway's reason.
+    """
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while True:
+        status, body = _get(url, "/ready")
+        if status == 200:
+            return
+        if time.monotonic() > deadline_s:
+            raise StartFailed(f"not ready after {_READY_TIMEOUT_S:.0f} s: HTTP {status}: {body.strip()}")
+        time.sleep(_POLL_S)
+
+
+def ask(url: str) -> FirstAnswer:
+    """Streams the answer to `PROMPT`.
+
+    Raises:
+        StartFailed: when there is none.
+    """
+    model = json.loads(_get(url, "/v1/models")[1])["data"][0]["id"]
+    start_s = time.monotonic()
+    texts: list[str] = []
+    timings: dict[str, float] = {}
+    ttft_s, num_tokens = 0.0, 0
+    for event in _stream(url, _body(model)):
+        if "error" in event:
+            raise StartFailed(f"the first prompt failed: {event['error'].get('message')}")
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") or ""
+            if text and not texts:
+                ttft_s = time.monotonic() - start_s
+            texts.append(text)
+        timings = event.get("timings") or timings
+        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+    return FirstAnswer(model, "".join(texts), timings, ttft_s, time.monotonic() - start_s, num_tokens)
+
+
+def curl_line(url: str, model: str) -> str:
+    """A command that asks the same, to paste into a shell."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": PROMPT}]})
+    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+
+
+def _body(model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "temperature": 0,
+        "max_tokens": _MAX_TOKENS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
+    parts = urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=_ANSWER_TIMEOUT_S), parts.path
+
+
+def _get(url: str, path: str) -> tuple[int, str]:
+    connection, prefix = _connect(url)
+    with closing(connection):
+        try:
+            connection.request("GET", prefix + path)
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except OSError as error:
+            return 0, str(error)
+
+
+def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    connection, prefix = _connect(url)
+    with closing(connection):
+        headers = {"content-type": "application/json", "x-baton-timings": "1"}
+        connection.request("POST", prefix + "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise StartFailed(f"the first prompt failed: HTTP {response.status}: {response.read().decode(errors='replace').strip()}")
+        for line in response:
+            data = line.decode().removeprefix("data:").strip()
+            if line.startswith(b"data:") and data != "[DONE]":
+                yield json.loads(data)

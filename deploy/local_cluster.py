@@ -1,0 +1,157 @@
+"""A Ray cluster in this process's own subtree, with one Serve application on it, as `serve run FILE` would deploy it.
+
+`start_ray` → `start_serve` → `deploy` → `await_running` → … → `stop`, from any point. Every process that was started is gone then.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve.config import gRPCOptions
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from cluster.errors import ConfigError
+from deploy.config_file import ServeFile
+from deploy.preflight import pools
+from deploy.process_tree import adopt_orphans, end_descendants
+from deploy.progress import Progress
+
+_OBJECT_STORE_BYTES: Final = 100 * 2**20  # Baton moves nothing through Ray's store
+_SPARE_CPUS: Final = 2
+_POLL_S: Final = 0.1
+_END_TIMEOUT_S: Final = 10.0
+
+
+class StartFailed(Exception):
+    """The application did not come up; the message is the cause."""
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises:
+    ConfigError: for `http_options.port`, when something else listens there.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"http_options.port: {port} on {host} is in use; choose another with --port", param="http_options.port"
+                ) from error
+            raise ConfigError(f"http_options: cannot listen on {host}:{port}: {error.strerror}", param="http_options.host") from error
+
+
+@dataclass
+class LocalCluster:
+    """One start of Ray and Serve."""
+
+    file: ServeFile
+    progress: Progress
+    _client: Any = None
+
+    def start_ray(self) -> None:
+        """Starts Ray. It sets a signal handler of its own."""
+        adopt_orphans()
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            namespace="serve",
+            _node_ip_address="127.0.0.1",
+        )
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+    def start_serve(self) -> None:
+        """Starts Serve's controller and the HTTP proxy."""
+        schema: ServeDeploySchema = self.file.schema
+        self._client = serve_start(
+            http_options=schema.http_options.model_dump(),
+            proxy_location=schema.proxy_location,
+            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+            controller_options=schema.controller_options,
+            global_logging_config=schema.logging_config,
+        )
+
+    def deploy(self) -> None:
+        """Hands the application to Serve's controller, which imports and builds it."""
+        self._client.deploy_apps(self.file.schema, _blocking=False)
+
+    def await_running(self) -> None:
+        """Returns when every replica is up.
+
+        Raises:
+            StartFailed: when one cannot be; the message is its own last word.
+        """
+        shown: dict[str, str] = {}
+        while True:
+            application = serve.status().applications.get(self.file.application)
+            if application is not None:
+                self._show(application, shown)
+                if application.status == ApplicationStatus.RUNNING:
+                    return
+                _raise_failure(application)
+            time.sleep(_POLL_S)  # Serve tells its state only when asked
+
+    @property
+    def log_folder(self) -> str:
+        """Where Serve's processes write what they have to say; it stays after the end."""
+        node: Any = ray._private.worker._global_node  # typed as None in Ray
+        return f"{node.get_session_dir_path()}/logs/serve"
+
+    def stop(self) -> None:
+        """Drains the replicas and ends every process; idempotent."""
+        if ray.is_initialized():
+            if self._client is not None:
+                serve.delete(self.file.application)  # drains; Serve's own shutdown would do no more, but complains in the end
+            ray.shutdown()
+        end_descendants(_END_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Ends every process at once, with no word to clients."""
+        end_descendants(0)
+
+    def _num_cpus(self) -> int:
+        config = self.file.config
+        wanted = config.router.num_cpus + config.gateway.replicas * config.gateway.num_cpus
+        wanted += sum(pool.replicas * pool.num_cpus for _, pool in pools(config))
+        return max(int(wanted) + 1 + _SPARE_CPUS, os.cpu_count() or 1)  # logical: Ray counts them, the kernel shares them
+
+    def _show(self, application: Any, shown: dict[str, str]) -> None:
+        if not application.deployments:
+            shown.setdefault("", "importing the application")
+        for name, deployment in application.deployments.items():
+            running = deployment.replica_states.get("RUNNING", 0)
+            total = sum(n for state, n in deployment.replica_states.items() if state != "STOPPING")
+            state = f"{name}: {running} of {total} replicas running" if total else ""
+            if state and shown.get(name) != state:
+                shown[name] = state
+                self.progress.step(state)
+
+
+def _raise_failure(application: Any) -> None:
+    for name, deployment in application.deployments.items():
+        if "failed to start" in deployment.message:
+            raise StartFailed(f"{name}: {last_line(deployment.message)}")
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        raise StartFailed(last_line(application.message))
+
+
+def last_line(message: str) -> str:
+    """What a traceback says in the end: the error itself, without its module."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    error = next((line for line in reversed(lines) if "Error" in line.partition(":")[0]), lines[-1] if lines else "unknown cause")
+    name, colon, text = error.partition(": ")
+    return f"{name.rpartition('.')[2]}: {text}" if colon else error

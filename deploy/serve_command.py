@@ -1,0 +1,90 @@
+"""`baton serve`: from a config file to answers, and back to a machine without a trace of it.
+
+Everything that can be checked without Ray is checked first. SIGINT, SIGTERM and SIGHUP end the start, or the serving, and drain; a
+second one kills.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from deploy.config_file import ServeFile, load_serve_file
+from deploy.first_prompt import PROMPT, FirstAnswer, ask, await_ready, curl_line
+from deploy.local_cluster import LocalCluster, StartFailed, check_port_free
+from deploy.preflight import check_memory, check_model
+from deploy.progress import Progress
+from deploy.pull import resolve_model
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) -> int:
+    """Serves until a signal; returns the exit code.
+
+    Raises:
+        ConfigError: before anything was started.
+    """
+    progress = Progress()
+    file = load_serve_file(path, overrides, port)
+    check_port_free(file.host, file.port)
+    check_memory(file.config)
+    folder = resolve_model(file.config.model, progress.step)
+    check_model(file.config, folder)
+    progress.step(f"model: {folder}")
+    return _run(LocalCluster(file, progress))
+
+
+def _run(cluster: LocalCluster) -> int:
+    _on_signal(signal.default_int_handler)
+    try:
+        _start(cluster)
+        threading.Event().wait()  # until a signal
+    except StartFailed as failure:
+        cluster.progress.step(f"failed: {failure}")
+        cluster.progress.line(f"    logs: {cluster.log_folder}")
+        return 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _on_signal(lambda _number, _frame: _force(cluster))
+        cluster.progress.step("stopping (again: at once)")
+        cluster.stop()
+        cluster.progress.step("stopped")
+    return 0
+
+
+def _start(cluster: LocalCluster) -> None:
+    progress, file = cluster.progress, cluster.file
+    progress.step("starting Ray")
+    cluster.start_ray()
+    _on_signal(signal.default_int_handler)  # instead of Ray's
+    progress.step("starting Serve")
+    cluster.start_serve()
+    progress.step(f"deploying {file.application}")
+    cluster.deploy()
+    cluster.await_running()
+    await_ready(file.url)
+    progress.step("ready; asking: " + PROMPT)
+    _show(progress, file, ask(file.url))
+
+
+def _show(progress: Progress, file: ServeFile, answer: FirstAnswer) -> None:
+    progress.line(f"\n    {answer.text.strip()}\n")
+    for name, value in answer.rows():
+        progress.line(f"    {name:<14} {value:>10}")
+    progress.line(f"\nServing {answer.model} at {file.url}/v1 (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer.model)}\n")
+
+
+def _on_signal(handler: object) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _force(cluster: LocalCluster) -> None:
+    cluster.kill()
+    os._exit(130)
