@@ -179,6 +179,8 @@ class BatonConfig(_Section):
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if (pool.scheme == "float32") != (pool.kv_dtype == "float32"):
                 raise _misfit(f"{name}.kv_dtype", "float32 goes with scheme float32, and only with it")
+            if pool.max_num_seqs > pool.max_num_batched_tokens:  # decode rows go first: prompts would never get a turn
+                raise _misfit(f"{name}.max_num_seqs", f"must be at most {name}.max_num_batched_tokens ({pool.max_num_batched_tokens})")
         if self.mode == "disaggregated":
             for key in ("block_size", "kv_dtype"):
                 if getattr(self.prefill, key) != getattr(self.decode, key):

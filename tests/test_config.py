@@ -108,6 +108,7 @@ def test_an_impossible_value_names_the_key(key: str, value: Any) -> None:
         ("decode.kv_cache_bytes", ""),
         ("decode.swap_bytes", "1e9"),
         ("decode.max_num_seqs", 0),
+        ("decode.max_num_seqs", 513),
         ("decode.max_num_batched_tokens", 7),
         ("decode.reserve_fraction", 1.0),
         ("decode.reserve_fraction", -0.1),
