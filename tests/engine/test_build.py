@@ -1,0 +1,49 @@
+"""From config and folder to an engine: sizes, and refusals by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.build import build_engine
+from cluster.errors import ConfigError
+from cluster.host_memory import available_bytes
+from tests.tiny_models import VOCAB_SIZE, tiny_model
+
+
+def config(**fields: object) -> EngineConfig:
+    return EngineConfig.model_validate({"scheme": "bf16", "kv_cache_bytes": "2MiB", "swap_bytes": "1MiB", **fields})
+
+
+def test_engine_takes_its_sizes_from_config_and_model() -> None:
+    engine = build_engine(config(reserve_fraction=0.25, max_num_seqs=7), tiny_model("llama"), max_model_len=200)
+    assert engine.num_blocks == 2 * 2**20 // engine.layout.block_bytes
+    assert engine.kv_cache.storage.shape == (engine.num_blocks, engine.layout.block_bytes)
+    assert engine.limits.num_reserved_blocks == engine.num_blocks // 4
+    assert (engine.max_model_len, engine.limits.max_num_seqs) == (200, 7)
+    assert engine.identity.vocab_size == VOCAB_SIZE and engine.identity.eos_token_ids
+    assert engine.domain != build_engine(config(scheme="int8"), tiny_model("llama")).domain
+
+
+def test_pool_lies_in_the_memory_it_is_given() -> None:
+    given: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        given.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return given[-1]
+
+    engine = build_engine(config(), tiny_model("llama"), allocate=allocate)
+    engine.kv_cache.storage[0, 0] = 9
+    assert given[0][0] == 9
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [100, 2**60])
+def test_a_pool_that_does_not_fit_is_refused_by_name(kv_cache_bytes: int) -> None:
+    with pytest.raises(ConfigError, match=r"^kv_cache_bytes: ") as caught:
+        build_engine(config(kv_cache_bytes=kv_cache_bytes), tiny_model("llama"))
+    assert caught.value.param == "kv_cache_bytes"
+
+
+def test_available_memory_is_that_of_a_machine() -> None:
+    assert 2**26 < available_bytes() < 2**50
