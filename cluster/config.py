@@ -118,11 +118,11 @@ class RouterConfig(_Section):
     max_prefill_ahead: Annotated[float, Field(ge=1)] = Field(
         2.0, description="prompt tokens placed on a prefill worker and not yet computed, as a multiple of its step budget"
     )
-    report_timeout_s: Annotated[float, Field(gt=0)] = Field(3.0, description="a worker not heard of for this long gets no new work")
-    gateway_timeout_s: Annotated[float, Field(gt=0)] = Field(15.0, description="placements of a gateway not heard of for this long end")
+    report_timeout_s: Annotated[float, Field(ge=1)] = Field(3.0, description="a worker not heard of for this long gets no new work")
+    gateway_timeout_s: Annotated[float, Field(ge=5)] = Field(15.0, description="placements of a gateway not heard of for this long end")
     recovery_s: Annotated[float, Field(ge=0)] = Field(1.0, description="how long a new router waits for the workers' reports")
     capacity_wait_s: Annotated[float, Field(ge=0)] = Field(
-        5.0, description="how long a request waits while no worker could ever take it, as during a restart; then 503"
+        30.0, description="how long a request waits while no worker could ever take it, as while a pool's only worker restarts; then 503"
     )
 
     @model_validator(mode="after")

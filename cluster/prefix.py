@@ -22,13 +22,3 @@ def root_key(*, checkpoint: str, domain: str, cache_salt: str = "", adapter: str
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Key of the block that holds `token_ids` after `parent` (keyed blake2b, 128 bits)."""
     return hashlib.blake2b(array("I", token_ids).tobytes(), key=parent, digest_size=16).digest()
-
-
-def block_keys(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """Keys of all full blocks of `token_ids`, in order."""
-    keys: list[bytes] = []
-    parent = root
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = block_key(parent, token_ids[start : start + block_size])
-        keys.append(parent)
-    return keys

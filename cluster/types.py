@@ -150,6 +150,7 @@ class AdmitRequest:
     priority: int = 0  # lower first
     timeout_s: float | None = None  # what is left of the request's deadline
     order_key: OrderKey | None = None  # set when an admitted request is submitted again
+    waited_s: float = 0.0  # since it was first submitted, when a router died with it in its queue: it keeps its place
     exclude: tuple[str, ...] = ()  # incarnations that failed this request before
 
 

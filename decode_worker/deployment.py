@@ -1,55 +1,32 @@
-"""The Serve deployment `Decode`: one decode worker in each replica; in colocated mode it prefills as well.
-
-Serve owns the process: it starts it, asks for its health, and awaits `__del__` when the replica is to go, which is the drain. No request
-comes over a Serve handle; the worker's own endpoint is named in its load reports to the Router.
-"""
+"""The Serve deployment `Decode`: one decode worker in each replica; in colocated mode it prefills as well."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import BatonConfig
-from cluster.metrics import REGISTRY, metrics_text
+from cluster.metrics import REGISTRY
 from cluster.types import WorkerRole
 from cluster.worker.endpoint import published_host
 from cluster.worker.identity import WorkerIdentity
+from cluster.worker.replica import WorkerReplica, report_over
 from cluster.worker.reporter import Send
 from cluster.worker.settings import WorkerSettings
 
-if TYPE_CHECKING:
-    from decode_worker.worker import DecodeWorker
 
-
-class DecodeReplica:
+class DecodeReplica(WorkerReplica):
     """A `DecodeWorker` on the replica's event loop."""
-
-    _worker: DecodeWorker | None = None  # until the constructor is done: Serve calls `__del__` even if it fails
 
     async def __init__(self, config: BatonConfig, model_folder: str, router: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
         """Serve awaits it; the replica is ready when it returns."""
         from decode_worker.start import start_worker  # with torch, which the process that composes the application does without
 
-        self._worker = await start_worker(config, Path(model_folder), _settings(config, _sender(router)))
-
-    async def check_health(self) -> None:
-        """Raises when the engine makes no progress."""
-        if self._worker is not None:
-            self._worker.check_health()
-
-    async def metrics_text(self) -> str:
-        """This process's metrics in the Prometheus text format."""
-        return metrics_text()
-
-    async def __del__(self) -> None:
-        if self._worker is not None:
-            await self._worker.drain()
-            await self._worker.close()
+        self._worker = await start_worker(config, Path(model_folder), _settings(config, report_over(router)))
 
 
 def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
@@ -66,22 +43,6 @@ def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
         published_host=published_host(config.host, ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
         registry=REGISTRY,
     )
-
-
-def _sender(router: DeploymentHandle[Any]) -> Send:
-    """Load reports over a Serve handle; bytes both ways, without the object store."""
-    direct = router.options(_by_reference=False)
-
-    async def send(payload: bytes) -> bytes:
-        response = direct.report.remote(payload)
-        try:
-            reply: bytes = await response
-        except asyncio.CancelledError:  # given up: it must not arrive after later ones
-            response.cancel()  # type: ignore[no-untyped-call]
-            raise
-        return reply
-
-    return send
 
 
 DecodeDeployment = serve.deployment(

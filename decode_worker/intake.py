@@ -5,16 +5,18 @@
                   │           └── no room: declined, nothing was read, the ticket is still good
                   └── does not fit the request or this worker: TicketMismatch
 
-From the call to the commit the prefill worker's lease is renewed, so a long wait here does not cost the prompt. Only blocks that are
-not cached here travel. Nothing that was read is used before the prefill worker has answered *valid*: a read can race the end of the
-lease, and the commit tells. Blocks go free only after the read that fills them has ended (`Connection.read` promises that no write
-comes after), so a cancelled read never writes into another sequence's blocks.
+Until the commit the prefill worker's lease is renewed, so a long read does not cost the prompt. Only blocks that are not cached here
+travel. Nothing that was read is used before the prefill worker has answered *valid*: a read can race the end of the lease, and the
+commit tells. Each intake commits in a name of its own, so a ticket that was taken is stale even for the worker that took it. Blocks go
+free only after the read that fills them has ended (`Connection.read` promises that no write comes after), so a cancelled read never
+writes into another sequence's blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -60,7 +62,7 @@ class Destination:
     pool: torch.Tensor  # uint8 [num_blocks, block_bytes]
     layout: KVLayout
     checkpoint: str
-    incarnation: str  # signs the commit
+    incarnation: str  # signs the commits
     zero_tail: Callable[[int, int], None]  # (block id, first token without KV)
 
 
@@ -141,12 +143,13 @@ class Intake:
         """Reads what is missing and commits; the plane and the number of blocks read."""
         indexes = range(reservation.num_cached_blocks, len(ticket.blocks))
         block_ids = [reservation.block_ids[index] for index in indexes]
+        taker = f"{self._destination.incarnation}/{secrets.token_hex(8)}"
         peer = await self._peer_of(ticket)
         async with self._renewing(peer, ticket):
             if block_ids:
                 await peer.read(ticket, indexes, self._destination.pool, block_ids)
                 await self._finish_blocks(ticket, indexes, block_ids)
-            if not await peer.release(ticket, self._destination.incarnation):
+            if not await peer.release(ticket, taker):
                 raise TicketStale(f"the lease of {ticket.key} ended before the commit")
         return peer.plane, len(block_ids)
 

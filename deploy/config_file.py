@@ -19,6 +19,7 @@ from cluster.config import BatonConfig, load_config
 from cluster.errors import ConfigError
 
 IMPORT_PATH: Final = "deploy.app:build"
+_MAX_PORT: Final = 65_535
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def load_serve_file(path: Path, overrides: Sequence[str] = (), port: int | None 
     if port is not None:
         content["http_options"] = {**(content.get("http_options") or {}), "port": port}
     schema = _serve_schema(content)
+    if not 1 <= schema.http_options.port <= _MAX_PORT:
+        raise ConfigError(f"http_options.port: must be 1 to {_MAX_PORT} (got {schema.http_options.port})", param="http_options.port")
     if len(schema.applications) != 1 or schema.applications[0].import_path != IMPORT_PATH:
         raise ConfigError(f"applications: must be one application with import_path {IMPORT_PATH}", param="applications")
     args = schema.applications[0].args

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +18,9 @@ _READY_TIMEOUT_S: Final = 60.0
 _ANSWER_TIMEOUT_S: Final = 120.0
 _MAX_TOKENS: Final = 48
 _POLL_S: Final = 0.1
+_CHAT: Final = "/v1/chat/completions"
+_PLAIN: Final = "/v1/completions"  # for models without a chat template
+_QUESTIONS: Final[Mapping[str, dict[str, Any]]] = {_CHAT: {"messages": [{"role": "user", "content": PROMPT}]}, _PLAIN: {"prompt": PROMPT}}
 _STAGES: Final = {
     "gateway": "gateway_s",
     "queue": "queue_s",
@@ -33,6 +36,7 @@ class FirstAnswer:
     """The answer and its times: those that the response reports, and those seen here."""
 
     model: str
+    path: str  # the endpoint that gave it
     text: str
     timings: dict[str, float]
     ttft_s: float
@@ -47,6 +51,10 @@ class FirstAnswer:
         if self.num_tokens > 1:
             yield "per token", f"{(self.total_s - self.ttft_s) / (self.num_tokens - 1) * 1e3:.1f} ms"
         yield "tokens", str(self.num_tokens)
+
+
+class _Refused(StartFailed):
+    """HTTP 400: this endpoint is not for this model."""
 
 
 def await_ready(url: str) -> None:
@@ -72,33 +80,40 @@ def ask(url: str) -> FirstAnswer:
         StartFailed: when there is none.
     """
     model = json.loads(_get(url, "/v1/models")[1])["data"][0]["id"]
+    try:
+        return _ask(url, model, _CHAT)
+    except _Refused:
+        return _ask(url, model, _PLAIN)
+
+
+def _ask(url: str, model: str, path: str) -> FirstAnswer:
     start_s = time.monotonic()
     texts: list[str] = []
     timings: dict[str, float] = {}
     ttft_s, num_tokens = 0.0, 0
-    for event in _stream(url, _body(model)):
+    for event in _stream(url, path, _body(model, path)):
         if "error" in event:
             raise StartFailed(f"the first prompt failed: {event['error'].get('message')}")
         for choice in event["choices"]:
-            text = choice["delta"].get("content") or ""
+            text = choice.get("delta", {}).get("content") or choice.get("text") or ""
             if text and not texts:
                 ttft_s = time.monotonic() - start_s
             texts.append(text)
         timings = event.get("timings") or timings
         num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    return FirstAnswer(model, "".join(texts), timings, ttft_s, time.monotonic() - start_s, num_tokens)
+    return FirstAnswer(model, path, "".join(texts), timings, ttft_s, time.monotonic() - start_s, num_tokens)
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, answer: FirstAnswer) -> str:
     """A command that asks the same, to paste into a shell."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": PROMPT}]})
-    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    body = json.dumps({"model": answer.model, **_QUESTIONS[answer.path]})
+    return f"curl {url}{answer.path} -H 'content-type: application/json' -d '{body}'"
 
 
-def _body(model: str) -> dict[str, Any]:
+def _body(model: str, path: str) -> dict[str, Any]:
     return {
         "model": model,
-        "messages": [{"role": "user", "content": PROMPT}],
+        **_QUESTIONS[path],
         "temperature": 0,
         "max_tokens": _MAX_TOKENS,
         "stream": True,
@@ -122,14 +137,15 @@ def _get(url: str, path: str) -> tuple[int, str]:
             return 0, str(error)
 
 
-def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _stream(url: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     connection, prefix = _connect(url)
     with closing(connection):
         headers = {"content-type": "application/json", "x-baton-timings": "1"}
-        connection.request("POST", prefix + "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", prefix + path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise StartFailed(f"the first prompt failed: HTTP {response.status}: {response.read().decode(errors='replace').strip()}")
+            failure = _Refused if response.status == 400 else StartFailed
+            raise failure(f"the first prompt failed: HTTP {response.status}: {response.read().decode(errors='replace').strip()}")
         for line in response:
             data = line.decode().removeprefix("data:").strip()
             if line.startswith(b"data:") and data != "[DONE]":

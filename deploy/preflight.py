@@ -39,10 +39,14 @@ def check_model(config: BatonConfig, folder: Path) -> None:
 
 def check_memory(config: BatonConfig, memory_bytes: int | None = None) -> None:
     """Raises:
-    ConfigError: for the larger pool's `kv_cache_bytes`, when the KV alone is more than this machine's memory.
+    ConfigError: for the larger pool's `kv_cache_bytes`, when the KV alone is more than this machine's memory; or for such a `swap_bytes`.
     """
     limit = memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = {name: pool.replicas * pool.kv_cache_bytes for name, pool in pools(config)}
     if sum(wanted.values()) > limit:
         key = f"{max(wanted, key=wanted.__getitem__)}.kv_cache_bytes"
         raise ConfigError(f"{key}: the KV pools need {sum(wanted.values()):,} bytes, this machine has {limit:,}", param=key)
+    for name, pool in pools(config):
+        if pool.swap_bytes > limit:  # one may be more than what is left: it costs nothing until it is used
+            key = f"{name}.swap_bytes"
+            raise ConfigError(f"{key}: {pool.swap_bytes:,} bytes, this machine has {limit:,}", param=key)

@@ -77,7 +77,7 @@ def _show(progress: Progress, file: ServeFile, answer: FirstAnswer) -> None:
     progress.line(f"\n    {answer.text.strip()}\n")
     for name, value in answer.rows():
         progress.line(f"    {name:<14} {value:>10}")
-    progress.line(f"\nServing {answer.model} at {file.url}/v1 (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer.model)}\n")
+    progress.line(f"\nServing {answer.model} at {file.url}/v1 (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer)}\n")
 
 
 def _on_signal(handler: object) -> None:

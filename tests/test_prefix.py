@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.prefix import block_key, block_keys, root_key
+from cluster.engine.prefix_chain import PrefixChain
+from cluster.prefix import block_key, root_key
 
 ROOT = root_key(checkpoint="c", domain="d")
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
+def block_keys(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    return PrefixChain(ROOT, block_size).keys(token_ids, len(token_ids))
+
+
 @given(TOKENS, TOKENS, st.sampled_from([1, 4, 8]))
 def test_keys_agree_exactly_on_the_common_prefix(first: list[int], second: list[int], block_size: int) -> None:
-    first_keys, second_keys = block_keys(ROOT, first, block_size), block_keys(ROOT, second, block_size)
+    first_keys, second_keys = block_keys(first, block_size), block_keys(second, block_size)
     assert len(first_keys) == len(first) // block_size  # only full blocks have keys
     for index, (a, b) in enumerate(zip(first_keys, second_keys, strict=False)):
         end = (index + 1) * block_size
@@ -21,14 +28,14 @@ def test_keys_agree_exactly_on_the_common_prefix(first: list[int], second: list[
 
 
 def test_a_key_covers_what_came_before() -> None:
-    assert block_keys(ROOT, [1, 2, 3, 4], 2)[1] != block_keys(ROOT, [9, 9, 3, 4], 2)[1]
-    assert block_keys(ROOT, [7, 7, 7, 7], 2)[0] != block_keys(ROOT, [7, 7, 7, 7], 2)[1]
+    assert block_keys([1, 2, 3, 4], 2)[1] != block_keys([9, 9, 3, 4], 2)[1]
+    assert block_keys([7, 7, 7, 7], 2)[0] != block_keys([7, 7, 7, 7], 2)[1]
 
 
-def test_block_keys_is_a_chain_of_block_key() -> None:
+def test_keys_are_a_chain() -> None:
     first = block_key(ROOT, [1, 2])
-    assert block_keys(ROOT, [1, 2, 3, 4, 5], 2) == [first, block_key(first, [3, 4])]
-    assert block_keys(ROOT, (1, 2), 2) == [first]
+    assert block_keys([1, 2, 3, 4, 5], 2) == [first, block_key(first, [3, 4])]
+    assert block_keys((1, 2), 2) == [first]
     assert len(first) == len(ROOT) == 16
 
 

@@ -202,10 +202,13 @@ class BlockManager:
         """How many of the table's blocks are in host slots."""
         return sum(entry >= self.num_blocks for entry in self._tables[key])
 
-    def move_out(self, key: str, num_blocks: int) -> list[BlockMove]:
-        """Moves up to `num_blocks` blocks of a suspended sequence to host slots, last ones first, as far as slots and sharers allow."""
+    def move_out(self, key: str, num_blocks: int, *, keep: str | None = None) -> list[BlockMove]:
+        """Moves up to `num_blocks` blocks of a suspended sequence to host slots, last ones first, as far as slots and sharers allow.
+
+        None of `keep` moves, for which room is made: it may be suspended and share some.
+        """
         assert key in self._suspended, f"{key} runs"
-        holders = Counter(entry for other in self._suspended for entry in self._tables[other])
+        holders = Counter(entry for other in self._suspended if other != keep for entry in self._tables[other])
         moves: list[BlockMove] = []
         for block_id in reversed(self._tables[key]):
             if len(moves) == num_blocks or self._slots.num_available == 0:

@@ -26,7 +26,7 @@ from cluster.engine.sequence_factory import EngineIdentity, SequenceFactory
 from cluster.engine.swap_space import SwapSpace
 from cluster.errors import ClientGone, InternalError, InvalidRequest
 from cluster.kv_ticket import KVLayout
-from cluster.types import FinishReason, Request, TokenOutput
+from cluster.types import Request, TokenOutput
 
 _LOG = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 3  # in a row: then the fault is not in the requests
@@ -67,10 +67,10 @@ class Engine:
         self.kv_cache = kv_cache
         self.num_blocks: int = kv_cache.storage.shape[0]
         self._runner = runner
+        self._swap_space = SwapSpace(kv_cache, num_swap_slots)
         self._blocks = BlockManager(self.num_blocks, num_swap_slots)
         self._roster = Roster()
         self._scheduler = Scheduler(limits, self._roster, self._blocks)
-        self._swap_space = SwapSpace(kv_cache, num_swap_slots)
         self._factory = SequenceFactory(identity, layout, self.num_blocks)
         self._sequences: dict[str, Sequence] = {}
         self._is_stuck = False  # the last step could do nothing; only a command changes that
@@ -146,7 +146,7 @@ class Engine:
         try:
             self._check_first_token(sequence, first_token.token_id)
         except InvalidRequest:
-            self._finish(sequence, FinishReason.ERROR)
+            self._finish(sequence)
             raise
         self._mark_computed(sequence, sequence.num_prompt_tokens)
         sequence.token_ids.append(first_token.token_id)
@@ -157,7 +157,7 @@ class Engine:
         """Ends a sequence in any state, or its lease, and frees what it holds. Nothing happens when there is none."""
         sequence = self._sequences.get(key)
         if sequence is not None:
-            self._finish(sequence, FinishReason.ABORT)
+            self._finish(sequence)
         self.release_lease(key)
 
     def release_lease(self, key: str) -> None:
@@ -202,15 +202,14 @@ class Engine:
             return events + self._fail(step.rows, error)
         self._num_failed_in_a_row = 0
         self._totals.num_steps += 1
-        ended_s = time.monotonic()
         for row, output in zip(step.rows, outputs, strict=True):
-            events += [(row.sequence.key, event) for event in self._advance(row, output, started_s, ended_s)]
+            events += [(row.sequence.key, event) for event in self._advance(row, output, started_s)]
         return events
 
     def _allocated(self, sequence: Sequence, at_s: float) -> EngineEvent:
         return Allocated(self._blocks.refs(sequence.key), sequence.num_cached_tokens, at_s)
 
-    def _advance(self, row: ScheduledSequence, output: TokenOutput | None, started_s: float, ended_s: float) -> list[EngineEvent]:
+    def _advance(self, row: ScheduledSequence, output: TokenOutput | None, started_s: float) -> list[EngineEvent]:
         sequence = row.sequence
         events: list[EngineEvent] = []
         was_prompt = sequence.num_computed_tokens < sequence.num_prompt_tokens
@@ -221,9 +220,9 @@ class Engine:
         if output is not None:
             reason = sequence.finish_reason_for(output.token_id, self.identity.eos_token_ids)
             sequence.token_ids.append(output.token_id)
-            events.append(Token(output, reason, started_s, ended_s))
+            events.append(Token(output, reason, started_s))
             if reason is not None:
-                self._finish(sequence, reason)
+                self._finish(sequence)
             elif sequence.stops_at_first_token:
                 self._lease(sequence)
         return events
@@ -240,9 +239,8 @@ class Engine:
         self._forget(sequence)
         self._blocks.lease(sequence.key)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: Sequence) -> None:
         self._forget(sequence)
-        sequence.finish_reason = reason
         self._blocks.free(sequence.key)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -255,7 +253,7 @@ class Engine:
         """The step wrote to blocks of its own rows only, so all others are whole."""
         _LOG.error("a step of %d sequences failed", len(rows), exc_info=error)
         for row in rows:
-            self._finish(row.sequence, FinishReason.ERROR)
+            self._finish(row.sequence)
         self._num_failed_in_a_row += 1
         if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
             raise InternalError(f"{self._num_failed_in_a_row} steps in a row failed, the last with {error!r}") from error

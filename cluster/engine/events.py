@@ -30,12 +30,11 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token, and the step that made it."""
+    """One generated token, and when the step that made it began."""
 
     output: TokenOutput
     finish_reason: FinishReason | None
     step_started_s: float
-    step_ended_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,10 +136,6 @@ class EngineLoop:
         return self._load
 
     @property
-    def num_steps(self) -> int:
-        return self._load.num_steps
-
-    @property
     def broken(self) -> str | None:
         """Why the engine cannot go on; None while it can."""
         return self._refusal.message if isinstance(self._refusal, InternalError) else None
@@ -161,6 +157,9 @@ class EngineLoop:
                 submit(engine)
             except BatonError as error:
                 stream.fail(error)
+            except Exception as error:  # breaks the loop, which does not know the stream yet
+                stream.fail(InternalError(f"the engine is broken: {error!r}"))
+                raise
             else:
                 stream.is_submitted = True
                 self._streams[key] = stream

@@ -214,7 +214,7 @@ class Scheduler:
                 continue
             if victim.status is SequenceStatus.RUNNING:
                 self._preempt(victim)
-            step.moves += self._blocks.move_out(victim.key, missing)
+            step.moves += self._blocks.move_out(victim.key, missing, keep=sequence.key)
         return self._blocks.num_available >= num_blocks
 
     def _preempt(self, victim: Sequence) -> None:

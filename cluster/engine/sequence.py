@@ -51,7 +51,6 @@ class Sequence:
         self.num_cached_tokens = 0
         self.block_table: list[int] = []
         self.status = SequenceStatus.WAITING
-        self.finish_reason: FinishReason | None = None
         self.stops_at_first_token = stops_at_first_token
         self.max_num_tokens = max_num_tokens
         self.max_num_blocks = max_num_blocks

@@ -9,16 +9,22 @@ import torch
 
 from cluster.engine.block_manager import BlockMove
 from cluster.engine.kv_cache import KVCache
+from cluster.errors import ConfigError
 
 
 class SwapSpace:
     """`num_slots` blocks in host memory beside a pool. Slot `i` has the id `num_blocks + i`."""
 
     def __init__(self, kv_cache: KVCache, num_slots: int) -> None:
+        """Raises:
+        ConfigError: the system does not give so much memory.
+        """
         self._kv_cache = kv_cache
         self._num_blocks = kv_cache.storage.shape[0]
-        # the system commits a page when it is first written, so an unused swap space costs nothing
-        self._storage = torch.empty((num_slots, kv_cache.storage.shape[1]), dtype=torch.uint8)
+        try:  # the system commits a page when it is first written, so an unused swap space costs nothing
+            self._storage = torch.empty((num_slots, kv_cache.storage.shape[1]), dtype=torch.uint8)
+        except RuntimeError as error:
+            raise ConfigError(f"swap_bytes: cannot allocate {num_slots} blocks of host memory", param="swap_bytes") from error
 
     def apply(self, moves: Iterable[BlockMove]) -> None:
         """Makes `moves` in order, neighbours of one kind at once."""

@@ -73,7 +73,7 @@ class Peers:
         """The peer that issued `ticket`, whose KV fits our pool.
 
         Raises:
-            TicketMismatch: another model or layout; names the field.
+            TicketMismatch: another model, layout or domain; names the field.
             WrongIncarnation: the peer has been replaced by another life.
             PlaneUnavailable: no data plane reaches it.
             TransferError: it does not answer.
@@ -87,7 +87,10 @@ class Peers:
             connecting = asyncio.create_task(self._connect(ticket))
             self._peers[ticket.incarnation] = connecting
             self._watch(ticket.incarnation, connecting)
-        return await asyncio.shield(connecting)
+        peer = await asyncio.shield(connecting)
+        if ticket.domain != peer.description.domain:
+            raise TicketMismatch(f"the peer computes KV in the domain {peer.description.domain}, not {ticket.domain}", param="domain")
+        return peer
 
     async def close(self) -> None:
         """Forgets all peers. Idempotent."""

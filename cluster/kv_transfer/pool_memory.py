@@ -86,12 +86,15 @@ def map_pool(fd: int, num_bytes: int, token: bytes) -> torch.Tensor:
     """A peer's pool, read-only: uint8 `[num_bytes]`, unmapped with the last reference to it. Writing to it is a SIGSEGV.
 
     Raises:
-        PlaneUnavailable: `fd` is not the pool that `token` names.
+        PlaneUnavailable: `fd` is not the pool that `token` names, or cannot be mapped.
     """
     size = _pool_pages_bytes(num_bytes) + mmap.PAGESIZE
-    if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _NO_SHRINK:
-        raise PlaneUnavailable("the peer's shared memory is not what it described")
-    memory = mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    try:
+        if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _NO_SHRINK:
+            raise PlaneUnavailable("the peer's shared memory is not what it described")
+        memory = mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    except OSError as error:
+        raise PlaneUnavailable(f"the peer's shared memory cannot be mapped: {error.strerror}") from error
     if not hmac.compare_digest(memory[-mmap.PAGESIZE : -mmap.PAGESIZE + TOKEN_BYTES], token):
         raise PlaneUnavailable("the peer's shared memory holds another token")
     with warnings.catch_warnings():  # torch has no read-only tensors and says so

@@ -41,7 +41,7 @@ class KVService(stubs.KVServicer):
             checkpoint: fingerprint of the model.
             domain: numerics domain of the KV.
             pool: uint8 `[num_blocks, block_bytes]`.
-            planes: what `peers.publish` returned.
+            planes: what `selection.publish` returned.
             checker: knows the leases.
         """
         assert pool.shape[1] == layout.block_bytes, "the pool does not have the layout's blocks"

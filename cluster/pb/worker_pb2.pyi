@@ -779,7 +779,7 @@ class ReleaseRequest(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     TAKER_FIELD_NUMBER: _builtins.int
     taker: _builtins.str
-    """incarnation of the reader: the same taker may ask again and gets the same answer"""
+    """one intake of one reader: the same taker may ask again and gets the same answer"""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property

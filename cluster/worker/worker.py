@@ -63,6 +63,8 @@ class Worker:
 
     async def _fresh_load(self) -> WorkerLoad:
         """What it holds now: what has just been freed counts, unless the engine is in a long step."""
+        if self.engine_loop.broken is not None:  # it would fail calls faster than any healthy worker serves them
+            self.gate.close()
         try:
             async with asyncio.timeout(_LONG_STEP_S):
                 return self._with(await self.engine_loop.run(Engine.load))

@@ -50,7 +50,7 @@ class Admission:
         Raises:
             Overloaded: see `Router.admit`.
         """
-        order_key = request.order_key or self._stamper.stamp(request.priority, now_s)
+        order_key = request.order_key or self._stamper.stamp(request.priority, now_s - request.waited_s)
         item = QueueItem(
             request_id=request.request_id,
             order_key=order_key,
@@ -59,7 +59,7 @@ class Admission:
             queued_at_s=now_s,
             payload=Ticket(request, _deadline_s(request, now_s), asyncio.get_running_loop().create_future()),
         )
-        if request.order_key is None:
+        if request.order_key is None and not request.waited_s:
             self._check_bounds(item, now_s)
         self._queue.push(item)
         return item

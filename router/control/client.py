@@ -1,5 +1,9 @@
 """The gateway's side of the router: typed calls over anything that carries bytes (a Serve handle, or the service in process).
 
+A router that restarts is ridden out: a call that does not reach it is repeated for a few seconds. Every call may be (an admit takes the
+place of the one before), and the next life of the router knows nothing of what was queued: submitting it again, with the time it has
+waited, is the gateway's part of the recovery.
+
 Errors come back as the class that the router raised. Order matters in two places, and is the caller's: `finish` ends a request
 whatever its attempt, so it is awaited before the same id is admitted again; and cancelling `admit` is followed by `finish`, in case the
 answer was on its way.
@@ -7,27 +11,38 @@ answer was on its way.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from cluster.errors import InternalError
+from cluster.errors import InternalError, NoCapacity
 from cluster.types import AdmitRequest, Placement
 from cluster.wire import WireError, decode, encode
 from router.control.messages import Heartbeat, HeartbeatReply, LiveRequest, Method, Ready, Redirect, RequestName, unseal
 
 Call = Callable[[str, bytes], Awaitable[bytes]]
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 0.5
 
 
 class RouterClient:
-    """The router's calls. `call(method, payload)` raises NoCapacity when the router cannot be reached."""
+    """The router's calls."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, patience_s: float = 0.0) -> None:
+        """
+        Args:
+            call: `call(method, payload)`, which raises NoCapacity when the router cannot be reached.
+            patience_s: for how long, after the first failure, an unreachable router is called again.
+        """
         self._call = call
+        self._patience_s = patience_s
 
     async def admit(self, request: AdmitRequest) -> Placement:
         """See `Router.admit`."""
-        return decode(Placement, await self._send(Method.ADMIT, encode(request)))
+        return decode(Placement, await self._patiently(Method.ADMIT, lambda waited_s: encode(replace(request, waited_s=waited_s))))
 
     async def prefill_done(self, request_id: str) -> None:
         """The decode worker has taken the request's KV. Idempotent."""
@@ -65,7 +80,27 @@ class RouterClient:
         return decode(HeartbeatReply, await self._send(Method.HEARTBEAT, encode(beat)))
 
     async def _send(self, method: Method, payload: bytes) -> bytes:
+        return await self._patiently(method, lambda _waited_s: payload)
+
+    async def _patiently(self, method: Method, payload_after: Callable[[float], bytes]) -> bytes:
+        """The router's answer. What it refuses itself, with NoCapacity too, comes in the envelope and is not repeated."""
+        started_s = time.monotonic()
+        sealed = await self._reach(method, payload_after(0.0))
+        give_up_s = time.monotonic() + self._patience_s
+        pause_s = _FIRST_PAUSE_S
+        while isinstance(sealed, NoCapacity):
+            if time.monotonic() + pause_s > give_up_s:
+                raise sealed
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            sealed = await self._reach(method, payload_after(time.monotonic() - started_s))
         try:
-            return unseal(await self._call(method.value, payload))
+            return unseal(sealed)
         except WireError as error:
             raise InternalError(f"the router answered {method.value} with something else: {error}") from error
+
+    async def _reach(self, method: Method, payload: bytes) -> bytes | NoCapacity:
+        try:
+            return await self._call(method.value, payload)
+        except NoCapacity as error:
+            return error

@@ -46,7 +46,8 @@ class PriorityQueue(Generic[T]):
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._items: dict[str, QueueItem[T]] = {}
-        self._heap: list[tuple[OrderKey, str, QueueItem[T]]] = []
+        self._heap: list[tuple[OrderKey, str, int, QueueItem[T]]] = []
+        self._num_pushed = 0  # tells an item from the husk of the same request, as items have no order of their own
         self._num_tokens = 0
 
     def __len__(self) -> int:
@@ -76,16 +77,17 @@ class PriorityQueue(Generic[T]):
         assert item.request_id not in self._items, f"{item.request_id} is queued twice"
         self._items[item.request_id] = item
         self._num_tokens += item.num_tokens
-        heapq.heappush(self._heap, (item.order_key, item.request_id, item))
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (item.order_key, item.request_id, self._num_pushed, item))
 
     def get(self, request_id: str) -> QueueItem[T] | None:
         return self._items.get(request_id)
 
     def head(self) -> QueueItem[T] | None:
         """The first in order, left in the queue."""
-        while self._heap and not self._is_live(self._heap[0][2]):
+        while self._heap and not self._is_live(self._heap[0][-1]):
             heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self._heap[0][-1] if self._heap else None
 
     def pop(self) -> QueueItem[T] | None:
         """Takes the first in order."""
@@ -123,7 +125,7 @@ class PriorityQueue(Generic[T]):
 
     def _drop_husks(self) -> None:
         if len(self._heap) > 2 * len(self._items) + _MIN_HUSKS:
-            self._heap = [(item.order_key, item.request_id, item) for item in self._items.values()]
+            self._heap = [(item.order_key, item.request_id, 0, item) for item in self._items.values()]
             heapq.heapify(self._heap)
 
 

@@ -10,8 +10,8 @@ Life of a request here:
 
 Life of a router: a new epoch, higher than any before; `recovering` until all expected workers have reported (at most `recovery_s`), when
 requests are queued and none is placed. Nothing is stored: workers' reports bring the pools back, gateways' heartbeats the placements,
-and gateways submit again, with their order key, what was queued. All runs on one event loop; `sweep` must be called every
-`SWEEP_INTERVAL_S`, for all that ends by time alone.
+and gateways submit again what was queued; that is stamped anew unless it had a key from an earlier placement. All runs on one event
+loop; `sweep` must be called every `SWEEP_INTERVAL_S`, for all that ends by time alone.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ def cluster(registry: WorkerRegistry, roles: Iterable[WorkerRole], now_s: float)
 
 
 def pool(registry: WorkerRegistry, workers: Sequence[Worker], now_s: float) -> dict[str, Any]:
-    """One pool: its workers, and their KV blocks added up."""
-    rows = [_worker(registry, worker, now_s) for worker in workers]
+    """One pool: its workers, and the KV blocks of those that are heard added up: what a silent one last said is over if it has died."""
     totals: Counter[str] = Counter(dict.fromkeys(("free", "cached", "owned", "leased", "total"), 0))
-    for row in rows:
-        totals.update(row["kv_blocks"])
-    return {"workers": rows, "kv_blocks": dict(totals)}
+    for worker in workers:
+        if registry.is_heard(worker, now_s):
+            totals.update(_blocks(worker.load))
+    return {"workers": [_worker(registry, worker, now_s) for worker in workers], "kv_blocks": dict(totals)}
 
 
 def queue(items: PriorityQueue[T], class_names: Sequence[str], now_s: float) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
+from cluster.errors import BatonError, NoCapacity
 from router.gateway import responses as out
 from router.gateway.formats import AnswerFormat
 from router.gateway.run import RequestRun
-from router.gateway.text_stream import TextStream
+from router.gateway.text_stream import TextDelta, TextStream
+
+Begin = Callable[[BatonError | None], tuple[RequestRun, TextStream]]
 
 
 class Answer:
@@ -18,16 +21,16 @@ class Answer:
 
     def __init__(
         self,
-        run: RequestRun,
-        stream: TextStream,
+        begin: Begin,
         answer_format: AnswerFormat,
         *,
         num_prompt_tokens: int,
         includes_usage: bool,
         wants_timings: bool,
     ) -> None:
-        self._run = run
-        self._stream = stream
+        """`begin` makes a run of the request and its text; again, with the error, when a run has failed."""
+        self._begin = begin
+        self._run, self._stream = begin(None)
         self._format = answer_format
         self._num_prompt_tokens = num_prompt_tokens
         self._includes_usage = includes_usage
@@ -35,12 +38,18 @@ class Answer:
         self.outcome = ""  # the finish reason, once there is one
 
     async def whole(self) -> out.ChatCompletion | out.Completion:
-        """
+        """Nothing is sent before the end, so workers that fail after the first token cost one more run, not the answer.
+
         Raises:
             BatonError: no answer.
         """
-        async with aclosing(self._stream.deltas()) as stream:
-            deltas = [delta async for delta in stream]
+        try:
+            deltas = await self._deltas()
+        except NoCapacity as error:
+            if self._stream.num_output_tokens == 0:
+                raise  # the run itself has tried what there is to try
+            self._run, self._stream = self._begin(error)
+            deltas = await self._deltas()
         self.outcome = str(deltas[-1].finish_reason)
         return self._format.whole(deltas, usage=self._usage(), **self._timings())
 
@@ -61,6 +70,10 @@ class Answer:
                 is_first = False
         if self._includes_usage:
             yield self._format.tail(usage=self._usage(), **self._timings()).to_json()
+
+    async def _deltas(self) -> list[TextDelta]:
+        async with aclosing(self._stream.deltas()) as stream:
+            return [delta async for delta in stream]
 
     def _usage(self) -> out.Usage:
         num_output_tokens = self._stream.num_output_tokens

@@ -41,8 +41,11 @@ def cluster_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/cluster")
     async def cluster() -> dict[str, Any]:
         """Pools, workers, queue and blocks, as the router sees them."""
-        async with asyncio.timeout(_ROUTER_TIMEOUT_S):
-            return {"model": gateway.describe_model(), **await gateway.router.snapshot()}
+        try:
+            async with asyncio.timeout(_ROUTER_TIMEOUT_S):
+                return {"model": gateway.describe_model(), **await gateway.router.snapshot()}
+        except TimeoutError as error:
+            raise NoCapacity("the router does not answer: timeout", retry_after_s=1.0) from error
 
     return router
 
@@ -52,4 +55,4 @@ async def _ready(gateway: Gateway) -> Ready:
         async with asyncio.timeout(_ROUTER_TIMEOUT_S):
             return await gateway.router.ready()
     except (BatonError, TimeoutError) as error:
-        return Ready(False, f"the router does not answer: {error or 'timeout'}")
+        return Ready(False, f"the router does not answer: {str(error) or 'timeout'}")

@@ -20,7 +20,6 @@ from router.gateway.app import create_app
 from router.gateway.gateway import Gateway, GatewayParts
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
-from router.gateway.router_link import patient
 from router.gateway.scrape import Scraper, Source
 from router.gateway.tokenizer import Tokenizer
 from router.gateway.worker_clients import WorkerClients
@@ -43,7 +42,7 @@ class GatewayReplica:
             GatewayParts(
                 card=card,
                 tokenizer=Tokenizer.load(folder),
-                router=RouterClient(patient(caller(router), _ROUTER_PATIENCE_S)),
+                router=RouterClient(caller(router), patience_s=_ROUTER_PATIENCE_S),
                 workers=WorkerClients(config.cluster_secret),
                 config=config.gateway,
                 metrics=metrics,

@@ -6,11 +6,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from cluster.config import GatewayConfig
-from cluster.errors import InternalError
+from cluster.errors import BatonError, InternalError
 from router.control.client import RouterClient
 from router.gateway.answer import Answer
 from router.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
@@ -116,12 +116,18 @@ class Gateway:
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
         )
-        run = RequestRun(job, self.book, self._workers, self.metrics, max_attempts=self.config.max_attempts)
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
-        stream = TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens)
+
+        def begin(failure: BatonError | None) -> tuple[RequestRun, TextStream]:
+            if failure is not None:
+                self.metrics.retries.labels(failure.code).inc()
+            one = job if failure is None else replace(job, request_id=uuid.uuid4().hex)  # the id of a finished request is not used again
+            run = RequestRun(one, self.book, self._workers, self.metrics, max_attempts=self.config.max_attempts)
+            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
+            return run, TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens)
+
         head = AnswerHead(f"{prefix}-{job.request_id}", int(time.time()), self.card.name, self.card.system_fingerprint)
         answer_format = (ChatFormat if prefix == "chatcmpl" else CompletionFormat)(head, self._tokenizer, sampling.num_logprobs)
         return Answer(
-            run, stream, answer_format,
+            begin, answer_format,
             num_prompt_tokens=len(prompt), includes_usage=request.includes_usage, wants_timings=options.wants_timings,
         )  # fmt: skip

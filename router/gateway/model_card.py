@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.config import BatonConfig, EngineConfig
+from cluster.kv_ticket import KVLayout
 from cluster.model_config import ModelConfig
 
 
@@ -14,7 +15,7 @@ class ModelCard:
 
     name: str
     created: int  # Unix time
-    max_model_len: int  # prompt + output tokens, the least of both pools
+    max_model_len: int  # prompt + output tokens: the configured limit, or what the decode pool can hold
     vocab_size: int
     system_fingerprint: str  # names the numerics domain, or the pair of them, that computes the answers (promise P1)
     default_max_tokens: int | None = None  # None: up to the context
@@ -26,11 +27,17 @@ class ModelCard:
         return ModelCard(
             name=name,
             created=created,
-            max_model_len=min(limit, config.max_model_len or limit),
+            max_model_len=min(limit, config.max_model_len or limit, _num_tokens_held(config.decode, model)),
             vocab_size=model.vocab_size,
             system_fingerprint=_system_fingerprint(config),
             default_max_tokens=config.gateway.default_max_tokens,
         )
+
+
+def _num_tokens_held(pool: EngineConfig, model: ModelConfig) -> int:
+    """Tokens that fill a pool's KV; a sequence beyond it could never end."""
+    layout = KVLayout(model.num_layers, model.num_kv_heads, model.head_dim, pool.block_size, pool.kv_dtype)
+    return pool.kv_cache_bytes // layout.block_bytes * pool.block_size
 
 
 def _system_fingerprint(config: BatonConfig) -> str:

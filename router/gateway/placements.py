@@ -87,7 +87,7 @@ class PlacementBook:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     await self.heartbeat()
             except (BatonError, TimeoutError) as error:
-                _LOG.warning("no heartbeat reached the router: %s", error or type(error).__name__)
+                _LOG.warning("no heartbeat reached the router: %s", str(error) or type(error).__name__)
             await asyncio.sleep(interval_s)
 
     async def settle(self) -> None:
@@ -106,4 +106,4 @@ class PlacementBook:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await call
         except (BatonError, TimeoutError) as error:
-            _LOG.warning("the router missed the end of a placement, the next heartbeat tells it: %s", error or type(error).__name__)
+            _LOG.warning("the router missed the end of a placement, the next heartbeat tells it: %s", str(error) or type(error).__name__)

@@ -11,7 +11,7 @@ from grpc import aio
 
 from cluster import rpc
 from cluster.convert import request_to_pb
-from cluster.errors import BatonError, ClientGone, NoCapacity
+from cluster.errors import BatonError, ClientGone, NoCapacity, Unauthorized, WorkerRefusal
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc
 from cluster.types import Request, WorkerAddress
@@ -51,6 +51,8 @@ def _error_of(failure: aio.AioRpcError) -> BatonError:
     error = rpc.error_of(failure)
     if isinstance(error, ClientGone):  # nobody reads a call that the gateway itself cancelled: the worker ended this one
         return NoCapacity(f"the worker ended the call: {error.message}")
+    if isinstance(error, Unauthorized):  # not the client's fault: the worker is of another start, with another secret
+        return WorkerRefusal(f"the worker refused this gateway: {error.message}")
     return error
 
 

@@ -109,6 +109,14 @@ async def test_partial_block_travels_whole(pair: Pair) -> None:
     assert torch.equal(pair.pool[:2], pair.owner.pool[[9, 4]])
 
 
+async def test_ticket_of_another_domain_than_its_worker(pair: Pair) -> None:
+    ticket = pair.owner.lease([1])
+    with pytest.raises(TicketMismatch) as caught:
+        await pair.peers.get(dataclasses.replace(ticket, domain="another"))
+    assert caught.value.param == "domain"
+    assert (await pair.peers.get(ticket)).description.domain == ticket.domain
+
+
 async def test_reads_may_be_repeated_until_the_commit(pair: Pair) -> None:
     ticket = pair.owner.lease([1, 2, 3])
     peer = await pair.peers.get(ticket)

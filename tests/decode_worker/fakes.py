@@ -94,6 +94,7 @@ class FakePeer:
     before_release: Callable[[], Awaitable[None]] = nothing
     before_renew: Callable[[], Awaitable[None]] = nothing
     indexes: list[int] = field(default_factory=list)
+    takers: set[str] = field(default_factory=set)
 
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
         self.log.append("read")
@@ -110,7 +111,8 @@ class FakePeer:
         return self.lease_s
 
     async def release(self, ticket: KVTicket, taker: str) -> bool:
-        assert taker == "me"
+        assert taker.startswith("me/")
+        self.takers.add(taker)
         self.log.append("release")
         await self.before_release()
         return self.is_valid

@@ -57,6 +57,13 @@ async def test_a_prompt_that_is_cached_whole_is_still_committed() -> None:
     assert bench.log == ["reserve", "connect", "release"]
 
 
+async def test_each_intake_commits_in_a_name_of_its_own() -> None:
+    bench = Bench()
+    for _ in range(2):
+        assert await bench.intake.take(request(), ticket()) is not None
+    assert len(bench.peer.takers) == 2
+
+
 async def test_no_room_is_declined_before_the_peer_is_asked() -> None:
     bench = Bench()
     bench.engine.has_room = False

@@ -29,8 +29,7 @@ from tests.decode_worker.fakes import LAYOUT, request, ticket
 
 
 def token(token_id: int, reason: FinishReason | None = None) -> Token:
-    now_s = time.monotonic()
-    return Token(TokenOutput(token_id, -1.0), reason, now_s, now_s)
+    return Token(TokenOutput(token_id, -1.0), reason, time.monotonic())
 
 
 class Bench(fakes.Bench):
@@ -91,7 +90,7 @@ async def test_a_ticket_is_taken_and_tokens_follow() -> None:
 async def test_only_the_first_tokens_say_where_the_time_went() -> None:
     async with serving() as bench:
         now_s = time.monotonic()
-        bench.engine.events = [[Token(TokenOutput(1), None, now_s + 100, now_s + 101)], [token(2, FinishReason.STOP)]]
+        bench.engine.events = [[Token(TokenOutput(1), None, now_s + 100)], [token(2, FinishReason.STOP)]]
         _, first, second = await events_of(bench.call(ticket()))
         assert 99 < first.tokens.decode_wait_s < 101
         assert first.tokens.step_s != 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
 from tests.deploy.tiny_gguf import write_gguf
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     ],
 )
 def test_a_wrong_config_stops_it_before_anything_starts(settings: list[str], lines: list[str], tmp_path: Path) -> None:
-    done = baton("serve", "--port", "0", *(part for s in settings for part in ("--set", s)), RAY_TMPDIR=str(tmp_path / "ray"))
+    done = baton("serve", "--port", str(free_port()), *(part for s in settings for part in ("--set", s)), RAY_TMPDIR=str(tmp_path / "ray"))
     assert done.returncode == 2
     said = done.stderr.splitlines()
     assert len(said) == len(lines), done.stderr

@@ -106,6 +106,8 @@ def test_keys_that_serve_would_ignore_are_refused(tmp_path: Path, path: tuple[An
     ("change", "line"),
     [
         ({"http_options": {"port": "high"}}, "http_options.port"),
+        ({"http_options": {"port": 65_536}}, "http_options.port: must be 1 to 65535"),
+        ({"http_options": {"port": 0}}, "http_options.port"),
         ({"proxy_location": "Somewhere"}, "proxy_location"),
         ({"applications": []}, "applications: must be one application"),
         ({"applications": [{"name": "x", "import_path": "other:app"}]}, "import_path deploy.app:build"),
@@ -155,3 +157,11 @@ def test_kv_pools_larger_than_the_machine_are_refused() -> None:
         check_memory(config, 3 * 2**30 - 1)
     assert caught.value.param == "decode.kv_cache_bytes"
     check_memory(config.model_copy(update={"mode": "colocated"}), 2 * 2**30)
+
+
+def test_swap_space_larger_than_the_machine_is_refused() -> None:
+    config = BatonConfig.model_validate({"model": "x", "decode": {"swap_bytes": "2GiB"}})
+    check_memory(config, 2 * 2**30)
+    with pytest.raises(ConfigError) as caught:
+        check_memory(config, 2 * 2**30 - 1)
+    assert caught.value.param == "decode.swap_bytes"

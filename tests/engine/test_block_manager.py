@@ -122,7 +122,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def move_out(self, data: st.DataObject, num_blocks: int) -> None:
         key = data.draw(st.sampled_from(sorted(self.suspended)))
         available, slots = self.manager.num_available, self.manager.num_free_slots
-        moves = self.manager.move_out(key, num_blocks)
+        keep = data.draw(st.sampled_from([None, *sorted(self.suspended - {key})]))
+        kept = list(self.lists[keep]) if keep else []
+        moves = self.manager.move_out(key, num_blocks, keep=keep)
+        assert keep is None or self.lists[keep] == kept
         assert len(moves) <= num_blocks
         assert self.manager.num_available - available == len(moves) == slots - self.manager.num_free_slots
         self._apply(moves)

@@ -45,5 +45,11 @@ def test_a_pool_that_does_not_fit_is_refused_by_name(kv_cache_bytes: int) -> Non
     assert caught.value.param == "kv_cache_bytes"
 
 
+def test_a_swap_space_beyond_all_memory_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^swap_bytes: ") as caught:
+        build_engine(config(swap_bytes=2**60), tiny_model("llama"))
+    assert caught.value.param == "swap_bytes"
+
+
 def test_available_memory_is_that_of_a_machine() -> None:
     assert 2**26 < available_bytes() < 2**50

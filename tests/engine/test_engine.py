@@ -132,7 +132,7 @@ def test_events_of_a_chunked_prefill() -> None:
     assert isinstance(allocated, Allocated) and len(allocated.blocks) == 5 and allocated.num_cached_tokens == 0
     assert computed == [Computed(8), Computed(16), Computed(20)]
     assert isinstance(first, Token) and isinstance(second, Token)
-    assert allocated.at_s <= first.step_started_s <= first.step_ended_s <= second.step_started_s
+    assert allocated.at_s <= first.step_started_s <= second.step_started_s
 
 
 # ---- order -------------------------------------------------------------------------------------------------------------
@@ -207,6 +207,26 @@ def test_the_last_in_order_makes_room_and_comes_back() -> None:
     assert engine.load().num_preemptions > 0
     sizes = {len(step) for step in runner.steps}
     assert {1, 2, 3} <= sizes
+
+
+def test_making_room_for_the_first_leaves_it_the_blocks_it_shares() -> None:
+    engine, _ = make_engine(Pool(num_blocks=8, num_reserved_blocks=0, max_num_batched_tokens=32))
+    first = make_request("first", [*range(4), *range(10, 18)], 20, priority=1, ignore_eos=True)
+    sharer = make_request("sharer", [*range(4), *range(20, 28)], 20, priority=2, ignore_eos=True)
+    for request in (first, sharer):
+        engine.add(request, stop_after_first_token=False)
+        events = engine.step()
+    engine.add(make_request("earlier", [9] * 4, 29, priority=0, ignore_eos=True), stop_after_first_token=False)
+    while engine.load().num_blocks_swapped < 6:
+        events += engine.step()
+    engine.abort("earlier/0")
+    assert engine.reserve(make_request("reserved", [8] * 19, 4, priority=-1), "other", 19) is not None, "leaves one of the blocks needed"
+    events += engine.step()
+    assert not engine.has_work
+    engine.check_integrity()
+    engine.abort("reserved/0")
+    events += run(engine)
+    assert [e.output.token_id for key, e in events if key == sharer.key and isinstance(e, Token)] == generate_alone(sharer, 120)[0]
 
 
 # ---- prefix cache and domains ------------------------------------------------------------------------------------------

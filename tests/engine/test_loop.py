@@ -14,7 +14,7 @@ from cluster.engine.event_stream import EventStream
 from cluster.engine.events import Allocated, Computed, EngineEvent, Failed, Token
 from cluster.engine.loop import EngineLoop
 from cluster.errors import ClientGone, Draining, InternalError, InvalidRequest
-from cluster.types import FinishReason, TokenOutput
+from cluster.types import FinishReason, Request, TokenOutput
 from tests.engine.drive import write_kv
 from tests.engine.fakes import FakeRunner, Pool, generate_alone, make_engine, make_request
 
@@ -58,7 +58,7 @@ async def test_many_generate_at_once() -> None:
             assert tokens(events) == generate_alone(request, 120)[0]
             assert isinstance(events[-1], Token) and events[-1].finish_reason is FinishReason.LENGTH
         await check_idle(loop)
-        assert loop.num_steps == loop.load().num_steps > 0
+        assert loop.load().num_steps > 0
 
 
 async def test_prefill_ends_with_a_lease_that_decode_takes_over() -> None:
@@ -213,6 +213,20 @@ async def test_a_bug_outside_the_model_breaks_the_engine() -> None:
             runner.drops_outputs = True
         for result in await asyncio.gather(*map(read, streams), return_exceptions=True):
             assert isinstance(result, InternalError)
+        assert loop.broken is not None
+
+
+async def test_a_bug_in_a_command_reaches_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(engine: Engine, request: Request, *, stop_after_first_token: bool) -> None:
+        raise RuntimeError("a bug")
+
+    async with running() as (loop, _):
+        monkeypatch.setattr(Engine, "add", fail)
+        async with asyncio.timeout(5):
+            with pytest.raises(InternalError, match="a bug"):
+                await read(loop.generate(make_request("r", PROMPT)))
+            with pytest.raises(InternalError):
+                await loop.run(Engine.load)
         assert loop.broken is not None
 
 

@@ -94,6 +94,17 @@ async def test_a_ticket_is_taken_once() -> None:
         await check_books(prefill, one, other)
 
 
+@pytest.mark.parametrize("plane", PLANES)
+async def test_a_ticket_is_stale_for_the_worker_that_took_it(plane: str) -> None:
+    async with Workers(tiny_model("llama"), plane=plane) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode(tiny_pool(prefix_caching=False))
+        request = make_request(random_prompt(40))
+        first = await workers.client.first_token(workers.client.prefill(prefill, request))
+        results = [await outcome(workers.client.decode(decode, request, first.ticket)) for _ in range(2)]
+        assert results == ["taken", "TicketStale"], "its blocks may hold another prompt by now"
+        await check_books(prefill, decode)
+
+
 async def outcome(call: Any) -> str:
     try:
         events = [event async for event in call]

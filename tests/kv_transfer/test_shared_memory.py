@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,13 @@ async def test_memory_of_another_pool() -> None:
     assert torch.equal(map_pool(mine.share(), 4096, mine.token), pool)
     mine.close()
     other.close()
+
+
+def test_descriptor_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "no memory"
+    path.write_bytes(bytes(2 * mmap.PAGESIZE))
+    with path.open("rb") as file, pytest.raises(PlaneUnavailable, match="cannot be mapped"):
+        map_pool(file.fileno(), mmap.PAGESIZE, bytes(32))
 
 
 async def test_unshared_pool() -> None:

@@ -37,7 +37,7 @@ FIRST = TokenOutput(9, -0.25, ((9, -0.25), (1, -2.0)))
 ALLOCATED = Allocated((BlockRef(1, 4), BlockRef(0, 2), BlockRef(2, 2)), 4, 0.0)
 SCRIPT: list[list[EngineEvent]] = [
     [ALLOCATED, Computed(6)],
-    [Computed(8), Computed(10), Token(FIRST, None, 0.0, 0.0)],
+    [Computed(8), Computed(10), Token(FIRST, None, 0.0)],
 ]
 
 
@@ -178,7 +178,7 @@ async def test_checksums_are_of_the_prompts_blocks() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 async def test_a_request_that_ends_at_its_first_token_leases_nothing(reason: FinishReason) -> None:
     async with serving() as bench:
-        bench.engine.script = [[ALLOCATED], [Computed(10), Token(FIRST, reason, 0.0, 0.0)]]
+        bench.engine.script = [[ALLOCATED], [Computed(10), Token(FIRST, reason, 0.0)]]
         stream = bench.call()
         _, _, first = await read(stream, 3)
         assert convert.finish_reason_from_pb(first.first_token.finish_reason) == reason

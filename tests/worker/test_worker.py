@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from cluster import wire
 from cluster.config import PoolConfig, TransferConfig
 from cluster.engine.sequence import ScheduledSequence
-from cluster.errors import InternalError
+from cluster.errors import Draining, InternalError
+from cluster.pb import worker_pb2 as pb
 from cluster.types import ReportReply, TokenOutput, WorkerLoad, WorkerRole, WorkerState
 from cluster.worker.identity import WorkerIdentity
 from cluster.worker.settings import WorkerSettings
@@ -104,11 +105,11 @@ async def test_health_is_progress_of_the_own_engine() -> None:
         worker.check_health()
 
 
-async def test_a_broken_engine_is_unhealthy() -> None:
+async def test_a_broken_engine_is_unhealthy_and_gets_no_new_work() -> None:
     def fail(_rows: Sequence[ScheduledSequence]) -> list[TokenOutput | None]:
         raise RuntimeError("the device is gone")
 
-    async with working() as (worker, _, _):
+    async with working() as (worker, router, _):
         set_run(worker, fail)
         for number in range(5):
             async with aclosing(worker.engine_loop.prefill(make_request(f"r{number}", [1, 2, 3]))) as batches:
@@ -119,6 +120,10 @@ async def test_a_broken_engine_is_unhealthy() -> None:
                     break
         with pytest.raises(InternalError, match="broken"):
             worker.check_health()
+        await worker.reporter.report()
+        assert router.reports[-1].state is WorkerState.DRAINING
+        with pytest.raises(Draining):
+            worker.gate.check(pb.Header(incarnation=worker.gate.incarnation, router_epoch=router.epoch))
 
 
 async def test_an_idle_worker_drains_at_once_and_says_so_first() -> None:

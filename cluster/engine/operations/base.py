@@ -1,8 +1,8 @@
 """What a device must compute for a decoder, behind one small interface; everything else of the model is device independent.
 
 Activations between operations are float32 `[num_tokens, features]`; an operation rounds inside as its scheme says.
-Promise P0 is made here: on an implementation with `is_row_invariant`, the bits of a row of any result (in the schemes bf16 and int8)
-depend on that row's own inputs alone, never on the other rows of the batch or on how many they are.
+Promise P0 is made here: unless an implementation says otherwise, the bits of a row of any result (in the schemes bf16 and int8) depend on
+that row's own inputs alone, never on the other rows of the batch or on how many they are.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class Attention(Protocol):
 
 class Operations(ABC):
     """One device's implementation. Stateless: weights live in the linears, contexts in the cache."""
-
-    is_row_invariant: bool
 
     @property
     @abstractmethod

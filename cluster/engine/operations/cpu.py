@@ -31,8 +31,6 @@ ROWS_PER_TILE: Final = 64
 class CpuOperations(Operations):
     """For x86 with AVX-512 or AMX; runs, slower, on any CPU that torch supports."""
 
-    is_row_invariant = True
-
     @property
     def name(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability().lower()

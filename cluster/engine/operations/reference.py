@@ -17,8 +17,6 @@ from cluster.engine.operations.base import Attention, Linear, Operations, quanti
 class ReferenceOperations(Operations):
     """What the operations mean."""
 
-    is_row_invariant = False
-
     @property
     def name(self) -> str:
         return "reference"

@@ -72,7 +72,7 @@ class Cluster:
     def __init__(self, expected: Mapping[WorkerRole, int] = DISAGGREGATED, **config: Any) -> None:
         self.clock = Clock()
         self.registry = CollectorRegistry()
-        self.config = RouterConfig(**config)
+        self.config = RouterConfig(**{"capacity_wait_s": 5.0, **config})
         self.expected = expected
         self.router = self.new_router(epoch=1)
 

@@ -16,6 +16,17 @@ def item(name: str, deadline_s: float, arrival: int = 0, num_tokens: int = 1, cl
     return QueueItem(name, key(deadline_s, arrival), num_tokens, class_name, queued_at_s=0.0, payload=None)
 
 
+def test_a_request_may_take_the_place_of_its_removed_self() -> None:
+    """As an admit does that is sent again with its order key, while the first is still held."""
+    queue: PriorityQueue[object] = PriorityQueue(max_requests=4, max_tokens=4)
+    first, again = (QueueItem("r", key(1.0), 1, "normal", queued_at_s, object()) for queued_at_s in (0.0, 1.0))
+    queue.push(first)
+    queue.remove("r")
+    queue.push(again)
+    assert queue.pop() is again
+    assert queue.pop() is None
+
+
 class QueueAgainstSortedList(RuleBasedStateMachine):
     """Any mix of pushes, pops and removals leaves what a sorted list would have."""
 

@@ -676,6 +676,16 @@ def test_epochs_grow_by_themselves() -> None:
 # ---- what is shown
 
 
+async def test_blocks_of_a_silent_worker_are_shown_and_not_added_up() -> None:
+    cluster = ready_cluster()
+    cluster.report(prefill_load(num_blocks_free=90, num_blocks_leased=10))
+    assert cluster.router.snapshot()["pools"]["prefill"]["kv_blocks"]["leased"] == 10
+    cluster.clock.advance(3.5)
+    pool = cluster.router.snapshot()["pools"]["prefill"]
+    assert pool["kv_blocks"] == dict.fromkeys(("free", "cached", "owned", "leased", "total"), 0)
+    assert [(worker["state"], worker["kv_blocks"]["leased"]) for worker in pool["workers"]] == [("silent", 10)]
+
+
 async def test_snapshot_and_gauges() -> None:
     cluster = ready_cluster()
     cluster.report(

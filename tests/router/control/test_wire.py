@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster import errors
 from cluster.config import BatonConfig
-from cluster.errors import BatonError, ContextTooLong, InternalError, InvalidRequest, Overloaded, StaleEpoch
+from cluster.errors import BatonError, ContextTooLong, InternalError, InvalidRequest, NoCapacity, Overloaded, StaleEpoch
 from cluster.types import ReportReply, WorkerRole
 from cluster.wire import WireError, decode, encode
 from router.control.client import RouterClient
@@ -145,3 +145,63 @@ async def test_the_replica_serves_reports_calls_and_metrics() -> None:
     await settle()
     with pytest.raises(RuntimeError):
         await replica.check_health()
+
+
+def restarting(cluster: Cluster, num_failures: int) -> tuple[RouterClient, list[str]]:
+    """A client whose first calls find no router."""
+    calls: list[str] = []
+
+    async def call(method: str, payload: bytes) -> bytes:
+        calls.append(method)
+        if len(calls) <= num_failures:
+            raise NoCapacity("the router cannot be reached")
+        return await RouterService(cluster.router).call(method, payload)
+
+    return RouterClient(call, patience_s=5.0), calls
+
+
+async def test_a_router_that_restarts_is_called_again() -> None:
+    cluster, _ = connected()
+    client, calls = restarting(cluster, 3)
+    await client.finish("r")
+    assert calls == ["finish"] * 4
+
+
+async def test_a_request_keeps_its_place_when_the_router_restarts() -> None:
+    cluster, _ = connected()
+    client, _ = restarting(cluster, 2)
+    placement = await client.admit(request("r"))
+    [waiting] = cluster.admit(request("later"))
+    await settle()
+    at_once = waiting.result().order_key.virtual_deadline_s
+    assert placement.order_key.virtual_deadline_s <= at_once - 2 * 0.05  # as if it had come when it was first submitted
+
+
+async def test_a_request_that_waited_is_not_bounded_again() -> None:
+    """It was admitted by the router's earlier life."""
+    cluster = Cluster(max_queued_requests=1)
+    cluster.admit(request("first"))
+    refused, waited = cluster.admit(request("new"), request("old", waited_s=1.0))
+    await settle()
+    assert isinstance(refused.exception(), Overloaded)
+    assert not waited.done()
+
+
+async def test_patience_ends() -> None:
+    async def call(_method: str, _payload: bytes) -> bytes:
+        raise NoCapacity("the router cannot be reached")
+
+    with pytest.raises(NoCapacity):
+        await RouterClient(call, patience_s=0.1).finish("r")
+
+
+async def test_what_the_router_refuses_is_not_repeated() -> None:
+    calls: list[str] = []
+
+    async def call(method: str, _payload: bytes) -> bytes:
+        calls.append(method)
+        return seal_error(NoCapacity("no worker"))
+
+    with pytest.raises(NoCapacity, match="no worker"):
+        await RouterClient(call, patience_s=5.0).finish("r")
+    assert calls == ["finish"]

@@ -36,7 +36,7 @@ class FakeCluster:
         self.workers = [FakeWorker(role, self.leases) for role in roles]
         self.registry = CollectorRegistry()
         self._router_config = router
-        self._is_router_lost = False
+        self._is_router_lost = self._is_router_stuck = False
         self.restart_router()
         self.clients = WorkerClients(SECRET)
         self.metrics = GatewayMetrics(self.registry)
@@ -72,7 +72,13 @@ class FakeCluster:
         """No router answers any more."""
         self._is_router_lost = True
 
+    def hang_router(self) -> None:
+        """The router takes calls and answers none."""
+        self._is_router_stuck = True
+
     async def _call_router(self, method: str, payload: bytes) -> bytes:
+        if self._is_router_stuck:
+            await asyncio.Event().wait()
         if self._is_router_lost:
             raise NoCapacity("the router cannot be reached")
         return await self._service.call(method, payload)  # of whichever life

@@ -106,9 +106,19 @@ async def test_a_failure_after_the_first_byte_is_an_event_without_fake_finish(to
         assert "[DONE]" not in events
         assert all(choice["finish_reason"] is None for event in events[:-1] for choice in event["choices"])
         assert text_of(ANSWER).startswith(chat_text(events[:-1]))
-        cluster.decode.acts.append(act)
+        cluster.decode.acts.extend([act] * 2)
         whole = await client.post("/v1/chat/completions", json=CHAT)
         assert whole.status_code in (500, 503), "not streamed, it is a status"
+
+
+@pytest.mark.parametrize(("index", "act"), [(0, Act.FIRST_FAIL), (1, Act.TICKET_STALE), (1, Act.TAKEN_FAIL), (1, Act.SOME_FAIL)])
+async def test_a_failure_before_the_first_byte_of_a_whole_answer_is_not_seen(tokenizer: Tokenizer, index: int, act: Act) -> None:
+    async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
+        expected = (await client.post("/v1/chat/completions", json=CHAT)).json()
+        cluster.workers[index].acts.append(act)
+        answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
+        assert (answer["choices"], answer["usage"]) == (expected["choices"], expected["usage"])
+        assert cluster.outcomes() == {"length": 2}
 
 
 async def test_no_capacity_may_be_tried_again(tokenizer: Tokenizer) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.types import WorkerRole
+from router.gateway import cluster_routes
 from router.gateway.tokenizer import Tokenizer
 from tests.router.gateway.fake_workers import eventually
 from tests.router.gateway.fakes import fake_cluster
@@ -44,3 +47,12 @@ async def test_a_router_that_is_gone_is_no_capacity(tokenizer: Tokenizer) -> Non
         error_of(await client.get("/v1/cluster"), 503)
         error_of(await client.post("/v1/chat/completions", json=CHAT), 503)
         await cluster.gateway.book.settle()
+
+
+async def test_a_router_that_hangs_is_no_capacity(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_routes, "_ROUTER_TIMEOUT_S", 0.05)
+    async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
+        await cluster.gateway.book.settle()
+        cluster.hang_router()
+        for path in ("/ready", "/v1/cluster"):
+            assert error_of(await client.get(path), 503)["message"] == "the router does not answer: timeout"

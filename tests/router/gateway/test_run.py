@@ -15,6 +15,7 @@ from cluster.types import FinishReason, SamplingParams, WorkerRole
 from router.gateway.job import Job
 from router.gateway.run import RequestRun
 from router.gateway.tokenizer import Tokenizer
+from router.gateway.worker_clients import WorkerClients
 from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act, eventually
 from tests.router.gateway.fakes import COLOCATED, FakeCluster, fake_cluster
 
@@ -72,6 +73,15 @@ async def test_a_failure_before_the_first_token_is_tried_on_another_worker(token
         assert len({request.order_key for request in attempts}) == 1, "a retry keeps its place in every queue"
         assert {request.sampling.seed for request in attempts} == {9}
         assert len(first.requests) == len(second.requests) == 1, "the worker that failed is left out"
+
+
+async def test_a_worker_with_another_secret_is_no_fault_of_the_client(tokenizer: Tokenizer) -> None:
+    """As while `serve deploy` replaces a cluster whose secret is drawn at each start."""
+    async with fake_cluster(tokenizer) as cluster:
+        cluster.clients = WorkerClients("another")
+        with pytest.raises(NoCapacity, match="refused this gateway"):
+            await read(new_run(cluster, max_attempts=1))
+        await cluster.clients.close()
 
 
 async def test_a_stale_epoch_is_not_the_workers_fault(tokenizer: Tokenizer) -> None:

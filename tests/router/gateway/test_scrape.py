@@ -6,15 +6,11 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.errors import NoCapacity
 from cluster.metrics import metrics_text, process_name
-from router.control.client import Call
 from router.gateway.metrics import GatewayMetrics
-from router.gateway.router_link import patient
 from router.gateway.scrape import Scraper, Source
 
 
@@ -69,27 +65,3 @@ async def test_counters_and_histograms_survive_the_merge() -> None:
 
 def test_a_text_names_its_process() -> None:
     assert process_name(metrics_text()).endswith(f"-{os.getpid()}")
-
-
-def failing(times: int) -> tuple[Call, list[str]]:
-    calls: list[str] = []
-
-    async def call(method: str, payload: bytes) -> bytes:
-        calls.append(method)
-        if len(calls) <= times:
-            raise NoCapacity("the router cannot be reached")
-        return payload
-
-    return call, calls
-
-
-async def test_a_router_that_restarts_is_called_again() -> None:
-    call, calls = failing(3)
-    assert await patient(call, 5.0)("admit", b"x") == b"x"
-    assert calls == ["admit"] * 4
-
-
-async def test_patience_ends() -> None:
-    call, _ = failing(1000)
-    with pytest.raises(NoCapacity):
-        await patient(call, 0.1)("admit", b"x")
