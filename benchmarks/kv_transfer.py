@@ -43,7 +43,7 @@ class OpenHouse:
     def renew(self, key: str, nonce: bytes) -> float | None:
         return 1e9
 
-    def release(self, key: str, nonce: bytes, taker: str) -> bool:
+    def release(self, key: str, nonce: bytes, digest: bytes, taker: str) -> bool:
         return True
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgpack
 
 from cluster.types import TokenOutput
+from cluster.wire import encode
 
 KV_DTYPE_BYTES: Final = {"float32": 4, "bf16": 2, "int8": 1}
 _SCALE_BYTES: Final = {"float32": 0, "bf16": 0, "int8": 2}  # one fp16 per token and head
@@ -99,3 +100,7 @@ class KVTicket:
     def key(self) -> str:
         """`Request.key` of the attempt."""
         return f"{self.request_id}/{self.attempt}"
+
+    def digest(self) -> bytes:
+        """128 bits over every field: the commit proves with it that reader and owner mean the same blocks."""
+        return hashlib.blake2b(encode(self), digest_size=16).digest()

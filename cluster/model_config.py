@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,8 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
 _ROPE_KINDS: Final = ("default", "linear", "llama3")
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf")
 _MIB: Final = 2**20
+_NUM_SAMPLES: Final = 256
+_SAMPLE_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,9 @@ class ModelConfig:
 
 
 def checkpoint_fingerprint(folder: Path) -> str:
-    """32 hex digits that differ when the model does: over `config.json` and, of every weight file in order of name, the name, the size
-    and the first and last MiB. A file's head holds its table of tensors (and, in GGUF, the whole vocabulary), its tail the last weights;
-    reading all of a large model would cost minutes at every start.
+    """32 hex digits that differ when the model does: over `config.json` and, of every weight file in order of name, the name, the size,
+    the first MiB (its table of tensors) and 256 pieces of 64 KiB spread evenly over the rest, so that no tensor of any size goes unseen.
+    Reading all of a large model would cost minutes at every start.
 
     Raises:
         ConfigError: the folder has no `config.json` or no weights.
@@ -96,16 +98,22 @@ def checkpoint_fingerprint(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in (folder / "config.json", *weight_files(folder)):
         try:
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                head = file.read(_MIB)
-                file.seek(max(0, size - _MIB))
-                tail = file.read(_MIB)
+            parts = [path.name.encode(), *_sampled(path)]
         except OSError as error:
             raise ConfigError(f"model: cannot read {path.name}: {error.strerror}", param="model") from error
-        for part in (path.name.encode(), size.to_bytes(8, "little"), head, tail):
+        for part in parts:
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
+
+
+def _sampled(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        yield file.read(_MIB)
+        for index in range(_NUM_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * (index + 1) // _NUM_SAMPLES)
+            yield file.read(_SAMPLE_BYTES)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -75,7 +75,7 @@ class DecodeService(DecodeServicer):
         if taken is None:
             await write(pb.DecodeEvent(declined=pb.Declined(reason="no room for the prompt now", retry_after_s=RETRY_AFTER_S)))
             return
-        stream = _TokenStream(write, taken_s=time.monotonic())
+        stream = _TokenStream(write, waiting_since_s=time.monotonic())
         assert ticket.first_token is not None, "the intake checks it"
         async with aclosing(self._engine.decode(taken.reservation, ticket.first_token)) as batches:
             await write(pb.DecodeEvent(taken=_taken_to_pb(taken)))
@@ -103,6 +103,8 @@ class DecodeService(DecodeServicer):
                 if prefilled is not None:
                     await write(pb.DecodeEvent(prefilled=prefilled))
                 await stream.write_tokens(events)
+                if prefilled is not None:
+                    stream.waiting_since_s = time.monotonic()
 
 
 @dataclass(slots=True)
@@ -135,10 +137,10 @@ class _LocalPrefill:
 
 @dataclass(slots=True)
 class _TokenStream:
-    """Writes tokens; the first message after a handoff also says where the time went."""
+    """Writes tokens; the first message after the prompt's KV is there and its first token is out also says where the time went."""
 
     write: Write
-    taken_s: float | None = None
+    waiting_since_s: float | None = None  # for its first decode step
 
     async def write_tokens(self, events: list[EngineEvent]) -> None:
         """One message for all tokens among `events`.
@@ -158,10 +160,11 @@ class _TokenStream:
             outputs=[convert.output_to_pb(token.output) for token in tokens],
             finish_reason=convert.finish_reason_to_pb(tokens[-1].finish_reason),
         )
-        if self.taken_s is not None:
-            message.decode_wait_s = tokens[0].step_started_s - self.taken_s
-            message.step_s = time.monotonic() - tokens[0].step_started_s
-            self.taken_s = None
+        if self.waiting_since_s is not None:
+            started_s = max(tokens[0].step_started_s, self.waiting_since_s)  # after a local prefill the engine may have gone on at once
+            message.decode_wait_s = started_s - self.waiting_since_s
+            message.step_s = time.monotonic() - started_s
+            self.waiting_since_s = None
         return message
 
 

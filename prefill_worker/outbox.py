@@ -138,13 +138,19 @@ class Outbox:
         self._set_deadline(lease, min(now + self._config.lease_s, lease.last_deadline_s))
         return lease.deadline_s - now
 
-    def release(self, key: str, nonce: bytes, taker: str) -> bool:
-        """The commit. True (valid) ends the lease; the same taker may ask again and gets the same answer."""
+    def release(self, key: str, nonce: bytes, digest: bytes, taker: str) -> bool:
+        """The commit. True (valid) ends the lease; the same taker may ask again and gets the same answer.
+
+        Raises:
+            TicketMismatch: `digest` is not the ticket's: a one-sided reader may have read other blocks.
+        """
         if (key, nonce) in self._takers:
             return self._takers[key, nonce] == taker
         lease = self._living(key, nonce)
         if lease is None or not lease.is_readable:
             return False
+        if not hmac.compare_digest(lease.ticket.digest(), digest):
+            raise TicketMismatch(f"the ticket that was read for {key} is not what was offered", param="ticket")
         self._takers[key, nonce] = taker
         if len(self._takers) > _NUM_REMEMBERED:
             self._takers.popitem(last=False)

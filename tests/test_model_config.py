@@ -113,13 +113,13 @@ def test_broken_folders(tmp_path: Path) -> None:
 def test_fingerprint_differs_with_the_model(tmp_path: Path) -> None:
     load(tmp_path)
     weights = tmp_path / "model.safetensors"
-    size = 3 * 2**20
+    size = 40 * 2**20
     weights.write_bytes(bytes(size))
     seen = {checkpoint_fingerprint(tmp_path)}
     assert checkpoint_fingerprint(tmp_path) in seen
-    for offset in (0, size - 1):
+    for offset in (0, size // 2 - 2**15, size - 1):
         changed = bytearray(size)
-        changed[offset] = 1
+        changed[offset : offset + 2**17] = b"x" * min(2**17, size - offset)  # a small tensor
         weights.write_bytes(changed)
         seen.add(checkpoint_fingerprint(tmp_path))
     weights.write_bytes(bytes(size + 1))
@@ -128,6 +128,6 @@ def test_fingerprint_differs_with_the_model(tmp_path: Path) -> None:
     seen.add(checkpoint_fingerprint(tmp_path))
     weights.rename(tmp_path / "other.safetensors")
     seen.add(checkpoint_fingerprint(tmp_path))
-    assert len(seen) == 6
+    assert len(seen) == 7
     (tmp_path / "generation_config.json").write_text("{}")
     assert checkpoint_fingerprint(tmp_path) in seen

@@ -50,8 +50,12 @@ class TicketChecker(Protocol):
     def renew(self, key: str, nonce: bytes) -> float | None:
         """Extends the lease; the seconds left, or None when it is over."""
 
-    def release(self, key: str, nonce: bytes, taker: str) -> bool:
-        """The commit. True (valid) ends the lease; the same taker may ask again and gets the same answer."""
+    def release(self, key: str, nonce: bytes, digest: bytes, taker: str) -> bool:
+        """The commit. True (valid) ends the lease; the same taker may ask again and gets the same answer.
+
+        Raises:
+        TicketMismatch: `digest` is of another ticket than the one offered: what was read may be other blocks.
+        """
 
 
 class Connection(ABC):

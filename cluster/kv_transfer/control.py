@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from cluster import rpc, wire
-from cluster.errors import BatonError, ClientGone, DeadlineExceeded, NoCapacity, TransferError, WrongIncarnation
+from cluster.errors import BatonError, ClientGone, DeadlineExceeded, NoCapacity, TicketMismatch, TransferError, WrongIncarnation
 from cluster.kv_ticket import KVLayout, KVTicket
 from cluster.kv_transfer.base import PeerDescription
 from cluster.pb import worker_pb2 as pb
@@ -68,10 +68,16 @@ class KVControlClient:
         return reply.lease_s if reply.state == pb.LEASE_STATE_VALID else None
 
     async def release(self, ticket: KVTicket, taker: str) -> bool:
-        """The commit; True: what was read is good. A lost answer is asked for once more, since `taker` gets the same one."""
-        request = pb.ReleaseRequest(header=self._header, ticket=_name(ticket), taker=taker)
+        """The commit; True: what was read is good. A lost answer is asked for once more, since `taker` gets the same one.
+
+        Raises:
+            TicketMismatch: the owner offered another ticket than this.
+        """
+        request = pb.ReleaseRequest(header=self._header, ticket=_name(ticket), digest=ticket.digest(), taker=taker)
         try:
             reply = await self._call(self._stub.Release, request)
+        except TicketMismatch:
+            raise
         except TransferError:
             reply = await self._call(self._stub.Release, request)
         return reply.state == pb.LEASE_STATE_VALID

@@ -85,7 +85,8 @@ class KVService(stubs.KVServicer):
     async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseReply:  # noqa: N802
         async with rpc.answering(context):
             self._check_header(request.header)
-        return pb.ReleaseReply(state=_state(self._checker.release(_key(request.ticket), request.ticket.nonce, request.taker)))
+            valid = self._checker.release(_key(request.ticket), request.ticket.nonce, request.digest, request.taker)
+        return pb.ReleaseReply(state=_state(valid))
 
     def _check_header(self, header: pb.Header) -> None:
         if header.incarnation != self._incarnation:

@@ -548,9 +548,9 @@ class Tokens(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     decode_wait_s: _builtins.float
-    """in the first Tokens after KVTaken: from the commit to the step; else 0"""
+    """of the second token: from the commit, or from the first token of a local prefill, to its step; else 0"""
     step_s: _builtins.float
-    """in the first Tokens after KVTaken: that step; else 0"""
+    """of the second token: its step; else 0"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenOutput]: ...
     def __init__(
@@ -777,7 +777,10 @@ class ReleaseRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     TAKER_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """KVTicket.digest() of what the reader used"""
     taker: _builtins.str
     """one intake of one reader: the same taker may ask again and gets the same answer"""
     @_builtins.property
@@ -789,11 +792,12 @@ class ReleaseRequest(_message.Message):
         *,
         header: Global___Header | None = ...,
         ticket: Global___TicketName | None = ...,
+        digest: _builtins.bytes = ...,
         taker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "taker", b"taker", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "header", b"header", "taker", b"taker", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -155,6 +155,14 @@ async def test_lease_that_ends_during_a_read(large_pair: Pair) -> None:
     assert not await (await large_pair.peers.get(ticket)).release(ticket, "reader")
 
 
+async def test_the_commit_says_which_ticket_was_read(pair: Pair) -> None:
+    ticket = pair.owner.lease([1, 2])
+    peer = await pair.peers.get(ticket)
+    with pytest.raises(TicketMismatch):
+        await peer.release(dataclasses.replace(ticket, blocks=ticket.blocks[::-1]), "reader")
+    assert await peer.release(ticket, "reader")
+
+
 async def test_other_nonce_takes_nothing(pair: Pair) -> None:
     ticket = pair.owner.lease([1])
     forged = dataclasses.replace(ticket, nonce=bytes(16))

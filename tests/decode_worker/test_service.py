@@ -148,6 +148,7 @@ async def test_a_colocated_worker_prefills_and_sends_the_first_token_too() -> No
         assert prefilled.prefilled.prefill_s >= 0
         assert [output.token_id for event in (first, second) for output in event.tokens.outputs] == [1, 2]
         assert first.tokens.step_s == 0
+        assert second.tokens.step_s > 0, "promise P5 holds for one worker too"
         assert second.tokens.finish_reason == pb.FINISH_REASON_STOP
         assert bench.log == ["generate"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from cluster import rpc, wire
-from cluster.errors import TicketStale
+from cluster.errors import TicketMismatch, TicketStale
 from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.grpc import GrpcPlane
@@ -40,6 +40,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.live: dict[str, bytes] = {}
+        self.digests: dict[str, bytes] = {}
         self.taken: dict[str, str] = {}
         self.num_checks = 0
 
@@ -51,8 +52,10 @@ class Leases:
     def renew(self, key: str, nonce: bytes) -> float | None:
         return 30.0 if self.live.get(key) == nonce else None
 
-    def release(self, key: str, nonce: bytes, taker: str) -> bool:
+    def release(self, key: str, nonce: bytes, digest: bytes, taker: str) -> bool:
         if self.live.get(key) == nonce:
+            if digest != self.digests[key]:
+                raise TicketMismatch("another ticket", param="ticket")
             del self.live[key]
             self.taken[key] = taker
         return self.taken.get(key) == taker
@@ -113,6 +116,7 @@ class Owner:
             first_token=TokenOutput(7, -0.5),
         )
         self.leases.live[ticket.key] = ticket.nonce
+        self.leases.digests[ticket.key] = ticket.digest()
         return ticket
 
     async def close(self) -> None:

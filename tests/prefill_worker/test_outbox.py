@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -49,10 +49,10 @@ def bench() -> Iterator[Bench]:
 
 def test_release_is_valid_once_for_its_taker_and_stale_for_another(bench: Bench) -> None:
     ticket = bench.lease()
-    assert bench.outbox.release(ticket.key, ticket.nonce, "a")
+    assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     assert bench.end.result() is LeaseEnd.TAKEN
-    assert bench.outbox.release(ticket.key, ticket.nonce, "a")
-    assert not bench.outbox.release(ticket.key, ticket.nonce, "b")
+    assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
+    assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "b")
     assert bench.freed == [ticket.key]
     assert len(bench.outbox) == 0 and bench.clock.num_timers == 0
 
@@ -60,7 +60,7 @@ def test_release_is_valid_once_for_its_taker_and_stale_for_another(bench: Bench)
 def test_taken_blocks_can_no_longer_be_read_or_renewed(bench: Bench) -> None:
     ticket = bench.lease()
     bench.outbox.check(ticket)
-    bench.outbox.release(ticket.key, ticket.nonce, "a")
+    bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     with pytest.raises(TicketStale):
         bench.outbox.check(ticket)
     assert bench.outbox.renew(ticket.key, ticket.nonce) is None
@@ -73,10 +73,10 @@ def test_an_offer_is_not_readable_and_cannot_be_committed(bench: Bench) -> None:
         with pytest.raises(TicketMismatch) as error:
             bench.outbox.check(form)
         assert error.value.param == "first_token"
-    assert not bench.outbox.release(ticket.key, ticket.nonce, "a")
+    assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     assert bench.outbox.renew(ticket.key, ticket.nonce) == 30
     bench.outbox.complete(complete(ticket))
-    assert bench.outbox.release(ticket.key, ticket.nonce, "a"), "the early try must not have spoiled the lease"
+    assert bench.outbox.release(ticket.key, ticket.nonce, complete(ticket).digest(), "a"), "the early try must not have spoiled the lease"
 
 
 def test_an_offer_does_not_expire_while_its_prompt_is_computed(bench: Bench) -> None:
@@ -121,15 +121,41 @@ def test_another_nonce_opens_nothing(bench: Bench) -> None:
     other = b"x" * 16
     with pytest.raises(TicketStale):
         bench.outbox.check(replace(ticket, nonce=other))
-    assert not bench.outbox.release(ticket.key, other, "a")
+    assert not bench.outbox.release(ticket.key, other, ticket.digest(), "a")
     assert bench.outbox.renew(ticket.key, other) is None
-    assert bench.outbox.release(ticket.key, ticket.nonce, "a")
+    assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
+
+
+OTHERS: dict[str, Any] = {
+    "incarnation": "other",
+    "endpoint": "host:2",
+    "blocks": (BlockRef(3, 1), BlockRef(5, 8)),
+    "num_tokens": 41,
+    "layout": "other",
+    "checkpoint": "other",
+    "domain": "other",
+    "lease_s": 31.0,
+    "first_token": TokenOutput(8, -0.5),
+    "checksums": (1, 3),
+}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(KVTicket) if field.name not in ("request_id", "attempt", "nonce")])
+def test_a_commit_for_another_ticket_is_refused_and_ends_nothing(bench: Bench, field: str) -> None:
+    """On a one-sided plane the owner sees the ticket at the commit alone."""
+    ticket = bench.lease()
+    other = replace(ticket, **{field: OTHERS[field]})
+    with pytest.raises(TicketMismatch):
+        bench.outbox.release(ticket.key, ticket.nonce, other.digest(), "a")
+    assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
 
 
 def test_a_lease_expires_stale_first_then_freed(bench: Bench) -> None:
     states: list[bool] = []
     ticket = offer()
-    outbox = Outbox(CONFIG, bench.clock, lambda key: states.append(outbox.release(key, ticket.nonce, "a")), bench.ends.append)
+    outbox = Outbox(
+        CONFIG, bench.clock, lambda key: states.append(outbox.release(key, ticket.nonce, complete(ticket).digest(), "a")), bench.ends.append
+    )
     outbox.offer(ticket)
     end = outbox.complete(complete(ticket))
     bench.clock.advance(30)
@@ -140,7 +166,7 @@ def test_a_lease_expires_stale_first_then_freed(bench: Bench) -> None:
 def test_a_late_timer_does_not_lengthen_a_lease(bench: Bench) -> None:
     ticket = bench.lease()
     bench.clock.advance(30, late=True)
-    assert not bench.outbox.release(ticket.key, ticket.nonce, "a")
+    assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     assert bench.end.result() is LeaseEnd.EXPIRED
     bench.clock.advance(1)
     assert bench.freed == [ticket.key]
@@ -165,7 +191,7 @@ def test_withdraw_is_idempotent_and_frees_once(bench: Bench) -> None:
     bench.outbox.withdraw(ticket.key)
     bench.outbox.withdraw(ticket.key)
     assert bench.freed == [ticket.key] and bench.ends == [LeaseEnd.WITHDRAWN]
-    assert not bench.outbox.release(ticket.key, ticket.nonce, "a")
+    assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
 
 
 def test_completing_a_withdrawn_offer_is_stale(bench: Bench) -> None:
@@ -180,15 +206,15 @@ def test_the_same_key_may_be_offered_again_and_the_old_ticket_opens_nothing(benc
     old = bench.lease(nonce=b"1" * 16)
     bench.outbox.withdraw(old.key)
     new = bench.lease(nonce=b"2" * 16)
-    assert not bench.outbox.release(old.key, old.nonce, "a")
-    assert bench.outbox.release(new.key, new.nonce, "a")
-    assert bench.outbox.release(new.key, new.nonce, "a")
+    assert not bench.outbox.release(old.key, old.nonce, old.digest(), "a")
+    assert bench.outbox.release(new.key, new.nonce, new.digest(), "a")
+    assert bench.outbox.release(new.key, new.nonce, new.digest(), "a")
     assert bench.freed == [old.key, new.key]
 
 
 def test_memory_of_taken_tickets_is_bounded(bench: Bench) -> None:
     for number in range(5000):
         ticket = bench.lease(attempt=number)
-        assert bench.outbox.release(ticket.key, ticket.nonce, "a")
-    assert not bench.outbox.release("r/0", b"n" * 16, "a"), "forgotten, so stale: never valid twice for different takers"
-    assert bench.outbox.release("r/4999", b"n" * 16, "a")
+        assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
+    assert not bench.outbox.release("r/0", b"n" * 16, b"", "a"), "forgotten, so stale: never valid twice for different takers"
+    assert bench.outbox.release("r/4999", b"n" * 16, ticket.digest(), "a")

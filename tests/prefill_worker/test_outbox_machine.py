@@ -16,6 +16,10 @@ from tests.prefill_worker.fake_clock import FakeClock
 from tests.prefill_worker.test_outbox import CONFIG, offer
 
 
+def computed(ticket: KVTicket) -> KVTicket:
+    return replace(ticket, first_token=TokenOutput(1))
+
+
 class OutboxMachine(RuleBasedStateMachine):
     tickets = Bundle("tickets")
     takers = st.sampled_from(["a", "b"])
@@ -59,7 +63,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def complete(self, ticket: KVTicket) -> None:
         self.settle()
         if self.living.get(ticket.key) == ticket and ticket.key not in self.deadline_s:
-            self.outbox.complete(replace(ticket, first_token=TokenOutput(1)))
+            self.outbox.complete(computed(ticket))
             self.deadline_s[ticket.key] = self.clock.now_s + CONFIG.lease_s
             self.cap_s[ticket.key] = self.clock.now_s + CONFIG.max_lease_s
 
@@ -90,7 +94,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def release(self, ticket: KVTicket, taker: str) -> None:
         self.settle()
         may_take = self.living.get(ticket.key) == ticket and ticket.key in self.deadline_s
-        valid = self.outbox.release(ticket.key, ticket.nonce, taker)
+        valid = self.outbox.release(ticket.key, ticket.nonce, computed(ticket).digest(), taker)
         assert valid == (may_take or self.taken_by.get(ticket.nonce) == taker)
         if may_take:
             self.taken_by[ticket.nonce] = taker

@@ -133,7 +133,7 @@ async def test_the_stream_tells_the_whole_story_and_ends_with_the_commit() -> No
         assert len(ticket.nonce) == 16 and ticket.nonce == offered.nonce and ticket.checksums == ()
 
         bench.outbox.check(ticket)
-        assert bench.outbox.release(ticket.key, ticket.nonce, "taker")
+        assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "taker")
         assert await stream.read() is aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
         await bench.wait_idle()
         assert bench.engine.freed == [REQUEST.key]
@@ -242,5 +242,5 @@ async def test_a_drain_that_runs_out_of_time_withdraws_the_lease() -> None:
         bench.calls.abort()
         assert isinstance(await error_of(stream), Draining)
         await bench.wait_idle()
-        assert not bench.outbox.release(ticket.key, ticket.nonce, "taker")
+        assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "taker")
         assert bench.engine.freed == [REQUEST.key]
