@@ -34,6 +34,9 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
 )
 
+# Finds out within 15 s that the other side is gone without a word (its host died, its process is stopped), which ends its calls.
+KEEPALIVE: Final = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000), ("grpc.http2.ping_timeout_ms", 5_000))
+
 
 def channel(endpoint: str, *options: tuple[str, int]) -> aio.Channel:
     """A channel to a worker's endpoint. Reconnects are quick: a worker that restarts has another port anyway."""
@@ -47,7 +50,7 @@ def secret_metadata(secret: str) -> tuple[tuple[str, str], ...]:
 
 def server(secret: str) -> aio.Server:
     """A server that answers only calls with the cluster secret."""
-    return aio.server(interceptors=[_SecretInterceptor(secret)], options=_OPTIONS)
+    return aio.server(interceptors=[_SecretInterceptor(secret)], options=[*_OPTIONS, *KEEPALIVE])
 
 
 class _SecretInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone

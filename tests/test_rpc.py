@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,11 +28,17 @@ class Service(stubs.KVServicer):
         self.hangs = False
         self.num_calls = 0
         self.num_chunks_before = 0
+        self.hanging = asyncio.Event()
+        self.ended = asyncio.Event()  # of a call that hung
 
     async def Describe(self, request: Any, context: aio.ServicerContext[Any, Any]) -> pb.DescribeReply:  # noqa: N802
         self.num_calls += 1
         if self.hangs:
-            await asyncio.Event().wait()
+            self.hanging.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
         async with rpc.answering(context):
             if self.error is not None:
                 raise self.error
@@ -221,3 +229,32 @@ def test_nonsense_in_the_trailer_is_no_new_failure() -> None:
     error = rpc.error_of(failure(grpc.StatusCode.INTERNAL, baton_error_code="overloaded", baton_error_retry_after_s="soon"))
     assert type(error) is errors.Overloaded
     assert error.retry_after_s is None
+
+
+CALLER = """
+import asyncio, sys
+from cluster import rpc
+from cluster.pb import worker_pb2 as pb, worker_pb2_grpc as stubs
+
+async def main():
+    channel = rpc.channel(sys.argv[1])
+    print("calling", flush=True)
+    await stubs.KVStub(channel).Describe(pb.DescribeRequest(), metadata=rpc.secret_metadata(sys.argv[2]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_the_call_of_a_process_that_is_stopped_ends(remote: Remote) -> None:
+    """Nothing closes its connection: what it holds must be freed all the same (promise P6)."""
+    remote.service.hangs = True
+    caller = await asyncio.create_subprocess_exec(sys.executable, "-c", CALLER, remote.endpoint, SECRET)
+    try:
+        async with asyncio.timeout(30):
+            await remote.service.hanging.wait()
+            caller.send_signal(signal.SIGSTOP)
+            await remote.service.ended.wait()
+    finally:
+        caller.kill()
+        await caller.wait()

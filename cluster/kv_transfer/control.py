@@ -20,7 +20,6 @@ from cluster.pb import worker_pb2_grpc as stubs
 PROTOCOL_VERSION: Final = 1  # of KV control and of what the planes publish; raised with every change that an older reader would misread
 
 _TIMEOUT_S: Final = 5.0
-_KEEPALIVE: Final = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))  # finds out that a host is gone
 _T = TypeVar("_T")
 
 
@@ -39,7 +38,7 @@ class KVControlClient:
         self._incarnation = incarnation
         self._header = pb.Header(incarnation=incarnation)
         self._metadata = rpc.secret_metadata(secret)
-        self._channel = rpc.channel(endpoint, *_KEEPALIVE)
+        self._channel = rpc.channel(endpoint, *rpc.KEEPALIVE)
         self._stub = stubs.KVStub(self._channel)
         self._closed = False
 
