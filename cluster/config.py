@@ -6,6 +6,7 @@ Every key has a default but `model`. A typo, a wrong type or an impossible value
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
@@ -197,8 +198,17 @@ def load_config(args: dict[str, Any]) -> BatonConfig:
     try:
         return BatonConfig.model_validate(args)
     except ValidationError as error:
-        lines = [_describe(item) for item in error.errors()]
-        raise ConfigError("\n".join(lines), param=_key(error.errors()[0]) or None) from error
+        items = _told(error.errors())
+        raise ConfigError("\n".join(map(_describe, items)), param=_key(items[0]) or None) from error
+
+
+def _told(items: Sequence[Any]) -> list[Any]:
+    """Without a list's complaint of being too short when what it lacks are members that are wrong themselves."""
+    return [item for item in items if item["type"] != "too_short" or not any(_is_inside(other, item) for other in items)]
+
+
+def _is_inside(item: Any, section: Any) -> bool:
+    return len(item["loc"]) > len(section["loc"]) and item["loc"][: len(section["loc"])] == section["loc"]
 
 
 def _key(item: Any) -> str:

@@ -119,7 +119,7 @@ def error_of(failure: aio.AioRpcError) -> BatonError:
         )
     match failure.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return NoCapacity(f"the worker cannot be reached: {message}")
+            return NoCapacity("a worker cannot be reached", retry_after_s=1.0)  # the cause, with addresses, stays inside
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded("the request's deadline passed at the worker")
         case grpc.StatusCode.CANCELLED:

@@ -16,19 +16,13 @@ from deploy.local_cluster import StartFailed
 PROMPT: Final = "What is the capital of France?"
 _READY_TIMEOUT_S: Final = 60.0
 _ANSWER_TIMEOUT_S: Final = 120.0
-_MAX_TOKENS: Final = 48
+_GREEDY: Final = {"temperature": 0, "max_tokens": 48}
 _POLL_S: Final = 0.1
 _CHAT: Final = "/v1/chat/completions"
 _PLAIN: Final = "/v1/completions"  # for models without a chat template
 _QUESTIONS: Final[Mapping[str, dict[str, Any]]] = {_CHAT: {"messages": [{"role": "user", "content": PROMPT}]}, _PLAIN: {"prompt": PROMPT}}
-_STAGES: Final = {
-    "gateway": "gateway_s",
-    "queue": "queue_s",
-    "prefill wait": "prefill_wait_s",
-    "prefill": "prefill_s",
-    "transfer": "transfer_s",
-    "decode wait": "decode_wait_s",
-}
+_FIRST_TOKEN_STAGES: Final = {"gateway": "gateway_s", "queue": "queue_s", "prefill wait": "prefill_wait_s", "prefill": "prefill_s"}
+_HANDOFF_STAGES: Final = {"transfer": "transfer_s", "decode wait": "decode_wait_s"}  # after the first token is out
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,18 @@ class FirstAnswer:
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Name and value of each line of the table."""
-        for name, key in _STAGES.items():
-            yield name, f"{self.timings.get(key, 0.0) * 1e3:.1f} ms"
-        yield "first token", f"{self.ttft_s * 1e3:.1f} ms"
+        stages_s = {name: self.timings.get(key, 0.0) for name, key in _FIRST_TOKEN_STAGES.items()}
+        yield from ((name, _ms(seconds)) for name, seconds in stages_s.items())
+        yield "HTTP", _ms(self.ttft_s - sum(stages_s.values()))  # proxy, connection and hops: what no stage explains
+        yield "= first token", _ms(self.ttft_s)
+        yield from ((name, _ms(self.timings.get(key, 0.0))) for name, key in _HANDOFF_STAGES.items())
         if self.num_tokens > 1:
-            yield "per token", f"{(self.total_s - self.ttft_s) / (self.num_tokens - 1) * 1e3:.1f} ms"
+            yield "per token", _ms((self.total_s - self.ttft_s) / (self.num_tokens - 1))
         yield "tokens", str(self.num_tokens)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
 
 
 class _Refused(StartFailed):
@@ -106,7 +106,7 @@ def _ask(url: str, model: str, path: str) -> FirstAnswer:
 
 def curl_line(url: str, answer: FirstAnswer) -> str:
     """A command that asks the same, to paste into a shell."""
-    body = json.dumps({"model": answer.model, **_QUESTIONS[answer.path]})
+    body = json.dumps({"model": answer.model, **_QUESTIONS[answer.path], **_GREEDY})
     return f"curl {url}{answer.path} -H 'content-type: application/json' -d '{body}'"
 
 
@@ -114,8 +114,7 @@ def _body(model: str, path: str) -> dict[str, Any]:
     return {
         "model": model,
         **_QUESTIONS[path],
-        "temperature": 0,
-        "max_tokens": _MAX_TOKENS,
+        **_GREEDY,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

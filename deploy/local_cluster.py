@@ -10,11 +10,13 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.api import serve_start
 from ray.serve.config import gRPCOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
@@ -28,6 +30,7 @@ from deploy.progress import Progress
 _OBJECT_STORE_BYTES: Final = 100 * 2**20  # Baton moves nothing through Ray's store
 _SPARE_CPUS: Final = 2
 _POLL_S: Final = 0.1
+_WATCH_S: Final = 1.0
 _END_TIMEOUT_S: Final = 10.0
 
 
@@ -58,6 +61,7 @@ class LocalCluster:
     file: ServeFile
     progress: Progress
     _client: Any = None
+    _shown: dict[str, str] = field(default_factory=dict)  # what was last said of each deployment
 
     def start_ray(self) -> None:
         """Starts Ray. It sets a signal handler of its own."""
@@ -95,11 +99,10 @@ class LocalCluster:
         Raises:
             StartFailed: when one cannot be; the message is its own last word.
         """
-        shown: dict[str, str] = {}
         while True:
             application = serve.status().applications.get(self.file.application)
             if application is not None:
-                self._show(application, shown)
+                self._show(application)
                 if application.status == ApplicationStatus.RUNNING:
                     return
                 _raise_failure(application)
@@ -110,6 +113,15 @@ class LocalCluster:
         """Where Serve's processes write what they have to say; it stays after the end."""
         node: Any = ray._private.worker._global_node  # typed as None in Ray
         return f"{node.get_session_dir_path()}/logs/serve"
+
+    def watch(self) -> NoReturn:
+        """Tells of replicas that die and come back, until interrupted."""
+        while True:
+            time.sleep(_WATCH_S)
+            with suppress(RayError):  # the controller itself is being restarted
+                application = serve.status().applications.get(self.file.application)
+                if application is not None:
+                    self._show(application)
 
     def stop(self) -> None:
         """Drains the replicas and ends every process; idempotent."""
@@ -129,15 +141,13 @@ class LocalCluster:
         wanted += sum(pool.replicas * pool.num_cpus for _, pool in pools(config))
         return max(int(wanted) + 1 + _SPARE_CPUS, os.cpu_count() or 1)  # logical: Ray counts them, the kernel shares them
 
-    def _show(self, application: Any, shown: dict[str, str]) -> None:
-        if not application.deployments:
-            shown.setdefault("", "importing the application")
+    def _show(self, application: Any) -> None:
         for name, deployment in application.deployments.items():
             running = deployment.replica_states.get("RUNNING", 0)
             total = sum(n for state, n in deployment.replica_states.items() if state != "STOPPING")
             state = f"{name}: {running} of {total} replicas running" if total else ""
-            if state and shown.get(name) != state:
-                shown[name] = state
+            if state and self._shown.get(name) != state:
+                self._shown[name] = state
                 self.progress.step(state)
 
 

@@ -74,7 +74,7 @@ def resolve_model(name: str, report: Report = lambda line: None) -> Path:
         return _checked_folder(path.resolve())
     if path.suffix == ".gguf" and path.is_file():
         return _gguf_folder(path.resolve(), report)
-    raise ConfigError(f"{name!r} is neither the demo model ({DEMO_MODEL.name}), nor a folder, nor a .gguf file", param="model")
+    raise ConfigError(f"model: {name!r} is neither the demo model ({DEMO_MODEL.name}), nor a folder, nor a .gguf file", param="model")
 
 
 def pull_demo(report: Report = lambda line: None) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -43,7 +42,7 @@ def _run(cluster: LocalCluster) -> int:
     _on_signal(signal.default_int_handler)
     try:
         _start(cluster)
-        threading.Event().wait()  # until a signal
+        cluster.watch()  # until a signal
     except StartFailed as failure:
         cluster.progress.step(f"failed: {failure}")
         cluster.progress.line(f"    logs: {cluster.log_folder}")

@@ -176,6 +176,12 @@ def test_all_faults_are_told_at_once() -> None:
         assert f"{key}: " in error.message
 
 
+def test_a_wrong_member_is_told_once() -> None:
+    error = error_of(nested("kv_transfer.planes", ["rdma"]))
+    assert error.param == "kv_transfer.planes.0"
+    assert len(error.message.splitlines()) == 1
+
+
 def test_pools_must_fit_only_when_there_are_two() -> None:
     pools = {"prefill": {"block_size": 64}, "decode": {"block_size": 32}}
     error = error_of({"model": "demo"} | pools)

@@ -48,10 +48,9 @@ class RouterClient:
         """The decode worker has taken the request's KV. Idempotent."""
         await self._send(Method.PREFILL_DONE, encode(RequestName(request_id)))
 
-    async def redirect(self, request_id: str, declined_incarnation: str, retry_after_s: float) -> Placement:
+    async def redirect(self, redirect: Redirect) -> Placement:
         """See `Router.redirect`."""
-        message = Redirect(request_id, declined_incarnation, retry_after_s)
-        return decode(Placement, await self._send(Method.REDIRECT, encode(message)))
+        return decode(Placement, await self._send(Method.REDIRECT, encode(redirect)))
 
     async def finish(self, request_id: str) -> None:
         """The request is over, however it went. Idempotent."""

@@ -39,11 +39,12 @@ class RequestName:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """A decode worker declined; the KV still waits at the prefill worker."""
+    """A decode worker declined, or is gone; the KV still waits at the prefill worker."""
 
     request_id: str
     declined_incarnation: str
     retry_after_s: float
+    is_unreachable: bool = False  # gone, as far as the gateway can tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Requests whose decode worker declined: their KV waits at the prefill worker, so they go before everything in the queue.
 
 Until the time that the declining worker asked for, only another worker with credit will do; from then on any will, the same one too:
-its Intake is the authority on its blocks and may decline again. So a redirect is answered within that time.
+its Intake is the authority on its blocks and may decline again. So a redirect is answered within that time, unless no worker at all
+could read the KV: then it waits for `capacity_wait_s`, since Serve replaces a worker that died.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class PendingRedirect:
 
     redirect: Redirect
     any_from_s: float
+    give_up_s: float
     future: asyncio.Future[Placement]
 
 
 class Redirects:
     """The held redirects, at most one a request."""
 
-    def __init__(self, policy: PlacementPolicy, registry: WorkerRegistry, live: LiveSet) -> None:
+    def __init__(self, policy: PlacementPolicy, registry: WorkerRegistry, live: LiveSet, *, capacity_wait_s: float) -> None:
         self._policy = policy
         self._registry = registry
         self._live = live
+        self._capacity_wait_s = capacity_wait_s
         self._pending: dict[str, PendingRedirect] = {}
 
     def __len__(self) -> int:
@@ -45,7 +48,8 @@ class Redirects:
     def add(self, redirect: Redirect, now_s: float) -> PendingRedirect:
         """Holds a redirect until `answer` has a worker for it."""
         wait_s = min(max(redirect.retry_after_s, 0.0), MAX_WAIT_S)
-        pending = PendingRedirect(redirect, now_s + wait_s, asyncio.get_running_loop().create_future())
+        any_from_s, give_up_s = now_s + wait_s, now_s + max(wait_s, self._capacity_wait_s)
+        pending = PendingRedirect(redirect, any_from_s, give_up_s, asyncio.get_running_loop().create_future())
         self.fail(redirect.request_id, StaleEpoch("the request was redirected again"))
         self._pending[redirect.request_id] = pending
         return pending
@@ -70,9 +74,14 @@ class Redirects:
     def _answer(self, live: LivePlacement, pending: PendingRedirect, book: LoadBook, router_epoch: int, now_s: float) -> bool:
         if pending.future.done():
             return False
-        target = self._target(live, pending, book, now_s)
+        source = live.placement.prefill
+        prefill = None if source is None else self._registry.get(source.incarnation)
+        if source is not None and prefill is None:
+            self.fail(live.request_id, NoCapacity("the request's KV is gone with its prefill worker", retry_after_s=1.0))
+            return False
+        target = self._target(live, pending, None if prefill is None else prefill.load, book, now_s)
         if target is None:
-            if now_s >= pending.any_from_s:
+            if now_s >= pending.give_up_s:
                 self.fail(live.request_id, NoCapacity("no decode worker can take the request's KV", retry_after_s=1.0))
             return False
         placement = self._live.redirect(live.request_id, address_of(target), router_epoch)
@@ -80,17 +89,14 @@ class Redirects:
         pending.future.set_result(placement)
         return True
 
-    def _target(self, live: LivePlacement, pending: PendingRedirect, book: LoadBook, now_s: float) -> WorkerLoad | None:
-        source = live.placement.prefill
-        prefill = None if source is None else self._registry.get(source.incarnation)
-        if source is not None and prefill is None:
-            return None  # the KV is gone with its worker
-        load = None if prefill is None else prefill.load
+    def _target(
+        self, live: LivePlacement, pending: PendingRedirect, prefill: WorkerLoad | None, book: LoadBook, now_s: float
+    ) -> WorkerLoad | None:
         avoid = (pending.redirect.declined_incarnation,)
-        other = self._policy.choose_decode(book.pools(), live.request, load, avoid, need_credit=True)
+        other = self._policy.choose_decode(book.pools(), live.request, prefill, avoid, need_credit=True)
         if other is not None or now_s < pending.any_from_s:
             return other
-        return self._policy.choose_decode(book.pools(), live.request, load, (), need_credit=False)
+        return self._policy.choose_decode(book.pools(), live.request, prefill, (), need_credit=False)
 
 
 def address_of(load: WorkerLoad) -> WorkerAddress:

@@ -5,12 +5,12 @@ Life of a request here:
     admit        stamped with its order key; queued; held until the pump places it, its deadline passes or its caller goes away
     placed       in the live set, phase prefill: claims on both workers
     prefill_done the decode worker has taken the KV: phase decode
-    redirect     (the decode worker declined) another decode worker for the same KV
+    redirect     (the decode worker declined, or is gone) another decode worker for the same KV
     finish       gone; idempotent, and every other end is in `live_set`
 
 Life of a router: a new epoch, higher than any before; `recovering` until all expected workers have reported (at most `recovery_s`), when
 requests are queued and none is placed. Nothing is stored: workers' reports bring the pools back, gateways' heartbeats the placements,
-and gateways submit again what was queued; that is stamped anew unless it had a key from an earlier placement. All runs on one event
+and gateways submit again what was queued, in its old place. All runs on one event
 loop; `sweep` must be called every `SWEEP_INTERVAL_S`, for all that ends by time alone.
 """
 
@@ -82,7 +82,7 @@ class Router:
         drain = DrainRate()
         policy = LeastLoaded(self._config.max_prefill_ahead)
         self._admission = Admission(self._stamper, self.queue, drain, self._metrics)
-        self._redirects = Redirects(policy, self.workers, self.live)
+        self._redirects = Redirects(policy, self.workers, self.live, capacity_wait_s=self._config.capacity_wait_s)
         self._dispatcher = Dispatcher(
             roles=self._roles,
             registry=self.workers,
@@ -141,8 +141,10 @@ class Router:
 
         Raises:
             StaleEpoch: the request is not placed, as far as this life of the router knows: admit it again.
-            NoCapacity: no decode worker is left that could read the KV.
+            NoCapacity: the KV is gone, or for `capacity_wait_s` no decode worker could have read it.
         """
+        if redirect.is_unreachable:
+            self.workers.suspect(redirect.declined_incarnation)
         if redirect.request_id not in self.live:
             raise StaleEpoch(f"request {redirect.request_id} is not placed in epoch {self.epoch}")
         now_s = self._now()

@@ -1,7 +1,8 @@
 """Who the workers are: the last report of each, by its stable id.
 
 A worker id with a new incarnation ends the old life for good: reports of that life which arrive late are ignored. A worker that is
-silent for `report_timeout_s` gets no new work but keeps its placements (it may only be slow); after `forget_s` it is gone.
+silent for `report_timeout_s`, or that a gateway could not reach since its last report, gets no new work but keeps its placements (it may
+only be slow); after `forget_s` it is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Worker:
     load: WorkerLoad
     heard_at_s: float
     live_ids: frozenset[str]  # request ids of `load.live_requests`, whichever attempt
+    is_suspect: bool = False  # found unreachable since its last report
 
     @property
     def incarnation(self) -> str:
@@ -62,6 +64,12 @@ class WorkerRegistry:
         self._store(_later(before.load, load), now_s)
         return None
 
+    def suspect(self, incarnation: str) -> None:
+        """A gateway could not reach it: it has to report before it gets work again."""
+        worker = self._by_incarnation.get(incarnation)
+        if worker is not None:
+            self._keep(replace(worker, is_suspect=True))
+
     def forget_silent(self, now_s: float) -> list[str]:
         """Drops the workers that are silent for long; their incarnations. One that was only cut off may report again."""
         gone = [worker for worker in self._workers.values() if now_s - worker.heard_at_s > self._forget_s]
@@ -74,16 +82,18 @@ class WorkerRegistry:
         return now_s - worker.heard_at_s <= self._report_timeout_s
 
     def takes_work(self, worker: Worker, now_s: float) -> bool:
-        """Running, and heard of lately."""
-        return worker.load.state is WorkerState.RUNNING and self.is_heard(worker, now_s)
+        """Running, heard of lately, and not known to be out of reach."""
+        return worker.load.state is WorkerState.RUNNING and self.is_heard(worker, now_s) and not worker.is_suspect
 
     def num_reported(self, role: WorkerRole) -> int:
         return sum(worker.load.role is role for worker in self._workers.values())
 
     def _store(self, load: WorkerLoad, now_s: float) -> None:
-        worker = Worker(load, now_s, frozenset(key.rpartition("/")[0] for key in load.live_requests))
-        self._workers[load.worker_id] = worker
-        self._by_incarnation[load.incarnation] = worker
+        self._keep(Worker(load, now_s, frozenset(key.rpartition("/")[0] for key in load.live_requests)))
+
+    def _keep(self, worker: Worker) -> None:
+        self._workers[worker.load.worker_id] = worker
+        self._by_incarnation[worker.incarnation] = worker
 
     def _retire(self, worker: Worker) -> str:
         del self._by_incarnation[worker.incarnation]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.errors import DeadlineExceeded, NoCapacity, TransferError
+from cluster.errors import DeadlineExceeded, NoCapacity, TransferError, WrongIncarnation
 from cluster.pb import worker_pb2 as pb
-from cluster.types import Placement, Request, WorkerAddress
+from cluster.types import Placement, Request
+from router.control.messages import Redirect
 from router.gateway.job import Job
 from router.gateway.legs import Legs, expect
 from router.gateway.metrics import GatewayMetrics
@@ -54,27 +55,33 @@ class Handoff:
                 num_failures += 1
                 if isinstance(error, TransferError) or prefill_end.done() or num_failures >= self._max_failures:
                     raise
-                reason, retry_after_s = error.code, 0.0
+                reason, retry_after_s, is_gone = error.code, 0.0, _is_gone(error)
             else:
                 if event is not None and event.WhichOneof("event") == "taken":
                     self._timeline.kv_taken(event.taken)
                     self._book.prefill_done(self._job.request_id)
                     return stream
-                reason, retry_after_s = "declined", expect(event, "declined").declined.retry_after_s
+                reason, retry_after_s, is_gone = "declined", expect(event, "declined").declined.retry_after_s, False
             stream.cancel()
             self._metrics.retries.labels(reason).inc()
-            placement = await legs.linked(self._redirect(placement.decode, retry_after_s), prefill_end)
+            redirect = Redirect(self._job.request_id, placement.decode.incarnation, retry_after_s, is_gone)
+            placement = await legs.linked(self._redirect(redirect), prefill_end)
 
     def _ask(self, placement: Placement, request: Request, ticket: bytes) -> DecodeStream:
         self._timeline.decode_asked()
         return self._workers.decode(placement.decode, placement.router_epoch, request, self._job.remaining_s(), ticket=ticket)
 
-    async def _redirect(self, declined: WorkerAddress, retry_after_s: float) -> Placement:
+    async def _redirect(self, redirect: Redirect) -> Placement:
         try:
             async with asyncio.timeout(self._job.remaining_s()):
-                return await self._book.redirect(self._job.request_id, declined.incarnation, retry_after_s)
+                return await self._book.redirect(redirect)
         except TimeoutError as error:
             raise DeadlineExceeded("the request's deadline passed while no decode worker had room") from error
+
+
+def _is_gone(error: NoCapacity) -> bool:
+    """Nobody answers at its address, or another life of it does. Any other refusal was its own word."""
+    return type(error) is NoCapacity or isinstance(error, WrongIncarnation)
 
 
 async def _drain(prefill: WorkerStream[pb.PrefillEvent]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from cluster.errors import BatonError, StaleEpoch
 from cluster.types import AdmitRequest, Placement
 from router.control.client import RouterClient
-from router.control.messages import LiveRequest, Phase
+from router.control.messages import LiveRequest, Phase, Redirect
 
 _LOG = logging.getLogger(__name__)
 _CALL_TIMEOUT_S: Final = 10.0
@@ -46,19 +46,19 @@ class PlacementBook:
         self._live[request.request_id] = LiveRequest(request, placement, Phase.PREFILL)
         return placement
 
-    async def redirect(self, request_id: str, declined_incarnation: str, retry_after_s: float) -> Placement:
+    async def redirect(self, redirect: Redirect) -> Placement:
         """Another decode worker for KV that waits at its prefill worker.
 
         Raises:
             BatonError: as the router's `redirect`.
         """
         try:
-            placement = await self._router.redirect(request_id, declined_incarnation, retry_after_s)
+            placement = await self._router.redirect(redirect)
         except StaleEpoch:  # a new life of the router does not know the request yet
             await self.heartbeat()
-            placement = await self._router.redirect(request_id, declined_incarnation, retry_after_s)
-        if (entry := self._live.get(request_id)) is not None:
-            self._live[request_id] = replace(entry, placement=placement)
+            placement = await self._router.redirect(redirect)
+        if (entry := self._live.get(redirect.request_id)) is not None:
+            self._live[redirect.request_id] = replace(entry, placement=placement)
         return placement
 
     def prefill_done(self, request_id: str) -> None:

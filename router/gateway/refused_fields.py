@@ -18,6 +18,7 @@ REFUSED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("echo", "use_beam_search", "continue_final_message", "include_stop_str_in_output", "return_token_ids"), _NOTHING),
     **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words", "allowed_token_ids"), _NOTHING),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), _NOTHING),
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_predict", "stop_sequences"), (None,)),  # other systems' words for ours
     **dict.fromkeys(("chat_template", "documents", "mm_processor_kwargs", "kv_transfer_params", "prompt_embeds"), _NOTHING),
     "tool_choice": (None, "none"),
     "function_call": (None, "none"),

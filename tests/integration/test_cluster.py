@@ -136,6 +136,20 @@ async def test_survives_a_prefill_worker_killed_under_load(served: Served) -> No
         assert await _tale(served, index) == texts[index]
 
 
+async def test_survives_the_only_decode_worker_killed_under_load(served: Served) -> None:
+    """Answers that are not streamed had no byte sent: all come, those admitted while nobody had noticed too."""
+    loads = [asyncio.create_task(_tale(served, index)) for index in range(6)]
+    await asyncio.sleep(1.5)  # some decode, some are being prefilled
+    [victim] = served.pids("Decode")
+    os.kill(victim, signal.SIGKILL)
+    await asyncio.sleep(0.3)
+    texts = await asyncio.gather(*loads, *(_tale(served, index) for index in range(6, 8)))
+    await served.await_ready()
+    assert served.pids("Decode") != [victim]
+    assert await _tale(served, 7) == texts[7]
+    await served.await_balance()
+
+
 async def _tale(served: Served, index: int) -> str:
     return await ask(served, messages=[{"role": "user", "content": f"{index} " * 200}], max_tokens=40, seed=index, temperature=1)
 

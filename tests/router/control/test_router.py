@@ -584,6 +584,45 @@ async def test_redirect_when_the_kv_is_gone_with_its_prefill_worker() -> None:
         await answered(asyncio.create_task(cluster.router.redirect(Redirect("r", "d#1", 0.0))))
 
 
+async def test_a_worker_that_cannot_be_reached_gets_nothing_until_it_reports() -> None:
+    cluster = ready_cluster()
+    await cluster.place(request("r"))
+    redirect = asyncio.create_task(cluster.router.redirect(Redirect("r", "d#1", 0.0, is_unreachable=True)))
+    queued = cluster.admit(request("new"))[0]
+    await settle()
+    cluster.clock.advance(1.0)
+    cluster.router.sweep()
+    await settle()
+    assert not redirect.done() and not queued.done()  # though its last report is young
+    cluster.report(load("e"))
+    assert (await answered(redirect)).decode.worker_id == "e"
+    assert (await answered(queued)).decode.worker_id == "e"
+
+
+async def test_a_redirect_with_no_worker_left_ends_after_the_capacity_wait() -> None:
+    cluster = ready_cluster(capacity_wait_s=5.0)
+    await cluster.place(request("r"))
+    redirect = asyncio.create_task(cluster.router.redirect(Redirect("r", "d#1", 0.0, is_unreachable=True)))
+    for seconds in (4.9, 0.2):
+        await settle()
+        assert not redirect.done()
+        cluster.report(prefill_load())
+        cluster.clock.advance(seconds)
+        cluster.router.sweep()
+    await settle()
+    assert isinstance(redirect.exception(), NoCapacity)
+
+
+async def test_a_worker_that_was_out_of_reach_and_reports_gets_work_again() -> None:
+    cluster = ready_cluster()
+    await cluster.place(request("r"))
+    redirect = asyncio.create_task(cluster.router.redirect(Redirect("r", "d#1", 0.0, is_unreachable=True)))
+    await settle()
+    assert not redirect.done()
+    cluster.report(load("d"))
+    assert (await answered(redirect)).decode.worker_id == "d"
+
+
 # ---- gateways
 
 

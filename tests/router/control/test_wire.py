@@ -17,7 +17,7 @@ from cluster.types import ReportReply, WorkerRole
 from cluster.wire import WireError, decode, encode
 from router.control.client import RouterClient
 from router.control.deployment import RouterReplica, expected_workers
-from router.control.messages import LiveRequest, Phase, seal, seal_error, unseal
+from router.control.messages import LiveRequest, Phase, Redirect, seal, seal_error, unseal
 from router.control.service import RouterService
 from tests.router.control.builders import Cluster, load, prefill_load, request, settle
 
@@ -63,7 +63,7 @@ async def test_the_life_of_a_request() -> None:
     placement = await client.admit(request("r", exclude=("x",), timeout_s=3.0))
     assert placement == cluster.router.live.get("r").placement  # type: ignore[union-attr]
     await client.prefill_done("r")
-    moved = await client.redirect("r", placement.decode.incarnation, 0.1)
+    moved = await client.redirect(Redirect("r", placement.decode.incarnation, 0.1))
     assert moved.decode != placement.decode
     assert await client.heartbeat("g", [LiveRequest(request("r"), moved, Phase.DECODE)]) == 1
     assert (await client.snapshot())["live_placements"] == {"prefill": 0, "decode": 1}
@@ -87,7 +87,7 @@ async def test_errors_of_the_router_arrive_typed() -> None:
         await client.admit(request("r", 5000))
     assert too_long.value.param == "prompt"
     with pytest.raises(StaleEpoch):
-        await client.redirect("nobody", "d#1", 0.0)
+        await client.redirect(Redirect("nobody", "d#1", 0.0))
     cluster.report(load("d", num_seqs_running=8))
     held = asyncio.create_task(client.admit(request("held")))
     await settle()
