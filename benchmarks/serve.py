@@ -4,7 +4,8 @@ python -m benchmarks.serve http://127.0.0.1:8000 --concurrency 8
 python -m benchmarks.serve http://127.0.0.1:8000 --rate 2 --slo ttft=2.0 --slo tpot=0.05 --results load.jsonl --plot load.png
 python -m benchmarks.serve http://127.0.0.1:8000 --search --slo ttft=2.0 --slo tpot=0.05
 
-Exit codes: 0 figures were found, 1 no request was answered, 2 the options are wrong. What each figure means is in benchmarks/README.md.
+Exit codes: 0 figures were found, 1 no request was answered or the results could not be kept, 2 the options are wrong.
+What each figure means is in benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def bench(options: argparse.Namespace) -> int:
     except LoadError as error:
         print(f"{options.url} does not answer ({error.kind}): {error}", file=sys.stderr)
         return 1
-    _report(options, plan, found)
+    try:
+        _report(options, plan, found)
+    except OSError as error:
+        print(f"the results could not be kept: {error}", file=sys.stderr)
+        return 1
     return 0 if found.result.answered else 1
 
 
@@ -69,10 +74,10 @@ def _report(options: argparse.Namespace, plan: Plan, found: Found) -> None:
         print(found.search)
     for warning in (said := warnings(summary)):
         progress(f"warning: {warning}")
+    publish("serve", {**_settings(options, plan, found), **asdict(summary), "warnings": said, **_judged(plan, found)}, options.results)
     if options.plot is not None:
         draw(found.result, f"{found.model} at {options.url}", options.plot)
         progress(f"drew {options.plot}")
-    publish("serve", {**_settings(options, plan, found), **asdict(summary), "warnings": said, **_judged(plan, found)}, options.results)
 
 
 def _settings(options: argparse.Namespace, plan: Plan, found: Found) -> dict[str, Any]:

@@ -21,8 +21,9 @@ class LoadError(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer while it arrives. All times are `time.perf_counter()`."""
+    """One answer while it arrives. Transports say `time.perf_counter()`; kept are seconds after `started_s`, the start of the run."""
 
+    started_s: float
     chunks: list[Chunk] = field(default_factory=list)
     finished_s: float | None = None
     num_prompt_tokens: int | None = None
@@ -30,11 +31,11 @@ class Answer:
 
     def add_chunk(self, now_s: float, num_chars: int, num_tokens: int | None = None) -> None:
         """Something for the reader arrived; `num_tokens` where the protocol says it."""
-        self.chunks.append(Chunk(now_s, num_chars, num_tokens))
+        self.chunks.append(Chunk(now_s - self.started_s, num_chars, num_tokens))
 
     def finish(self, now_s: float) -> None:
         """The finish reason arrived."""
-        self.finished_s = now_s
+        self.finished_s = now_s - self.started_s
 
     def set_usage(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """The server's own count."""

@@ -25,7 +25,7 @@ class Poisson:
     rate: float  # requests/s
 
     def times_s(self, seed: int) -> Iterator[float]:
-        rng = random.Random(seed)
+        rng = random.Random(f"arrivals {seed}")  # other draws than those of the prompts, which have the same seed
         now_s = 0.0
         while True:
             now_s += rng.expovariate(self.rate)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from benchmarks.load.answer import Answer, LoadError
 from benchmarks.load.arrivals import Arrivals
 from benchmarks.load.requests import LoadRequest
-from benchmarks.load.trace import Chunk, Trace
+from benchmarks.load.trace import Trace
 from benchmarks.load.transport import Transport
 
 Ask = Callable[[LoadRequest, float], Awaitable[None]]  # a request, and when it was to be sent, seconds after the start
@@ -122,29 +122,24 @@ class Driver:
 
     async def _ask(self, request: LoadRequest, scheduled_s: float) -> None:
         self.num_sent += 1
-        answer = Answer()
+        answer = Answer(self.clock.started_s)
         trace = Trace(scheduled_s, self.clock.now_s(), ended_s=0.0)
         try:
             await self._transport.send(request, self._model, answer)
         except LoadError as error:
             trace = replace(trace, error_kind=error.kind, error=str(error))
-        trace = _completed(trace, answer, self.clock)
+        trace = _completed(trace, answer, self.clock.now_s())
         self.traces.append(trace)
         self._on_trace(trace)
 
 
-def _completed(trace: Trace, answer: Answer, clock: Clock) -> Trace:
-    """`trace` with what came back, in seconds after the start."""
-    chunks = tuple(Chunk(chunk.arrived_s - clock.started_s, chunk.num_chars, chunk.num_tokens) for chunk in answer.chunks)
-    finished = trace.answered and answer.finished_s is not None
+def _completed(trace: Trace, answer: Answer, now_s: float) -> Trace:
+    """`trace` with what came back. A failed request ended when it failed, and not with what it had got."""
+    num_counted = sum(1 if chunk.num_tokens is None else chunk.num_tokens for chunk in answer.chunks)
     return replace(
         trace,
-        ended_s=answer.finished_s - clock.started_s if finished and answer.finished_s is not None else clock.now_s(),
-        chunks=chunks,
+        ended_s=now_s if answer.finished_s is None or not trace.answered else answer.finished_s,
+        chunks=tuple(answer.chunks),
         num_prompt_tokens=answer.num_prompt_tokens or 0,
-        num_output_tokens=_num_tokens(chunks) if answer.num_output_tokens is None else answer.num_output_tokens,
+        num_output_tokens=num_counted if answer.num_output_tokens is None else answer.num_output_tokens,
     )
-
-
-def _num_tokens(chunks: Iterable[Chunk]) -> int:
-    return sum(1 if chunk.num_tokens is None else chunk.num_tokens for chunk in chunks)

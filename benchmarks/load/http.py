@@ -96,18 +96,23 @@ class HttpTransport:
 
     async def _read(self, content: aiohttp.StreamReader, answer: Answer) -> None:
         """The time is taken once a read, before anything is parsed: events that came together arrived together."""
-        buffered = b""
+        buffered, now_s = b"", time.perf_counter()
         async for received in content.iter_any():
             now_s = time.perf_counter()
             *lines, buffered = (buffered + received).split(b"\n")
             for line in lines:
-                if line.startswith(b"data:"):
-                    _read_event(line[5:].strip(), now_s, answer)
+                _read_line(line, now_s, answer)
+        _read_line(buffered, now_s, answer)  # some servers end without a newline
+
+
+def _read_line(line: bytes, now_s: float, answer: Answer) -> None:
+    """One line of server-sent events; comments and blank lines say nothing."""
+    data = line[5:].strip() if line.startswith(b"data:") else b""
+    if data and data != b"[DONE]":
+        _read_event(data, now_s, answer)
 
 
 def _read_event(data: bytes, now_s: float, answer: Answer) -> None:
-    if data in (b"", b"[DONE]"):
-        return
     try:
         event = json.loads(data)
         if "error" in event:

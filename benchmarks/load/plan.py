@@ -6,6 +6,8 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from benchmarks.load.arrivals import Bursts, Poisson
 from benchmarks.load.driver import Budget, ClosedLoop, OpenLoop, Pace
@@ -15,8 +17,8 @@ from benchmarks.load.slo import Slo, parse_slo
 from benchmarks.load.transport import Transport
 from cluster.errors import ConfigError
 
-_DEFAULT_CONCURRENCY = 4
-_DEFAULT_REQUESTS = 100
+_DEFAULT_CONCURRENCY: Final = 4
+_DEFAULT_REQUESTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,16 @@ def transport_of(options: argparse.Namespace) -> Transport:
     Raises:
         ConfigError: no protocol has this scheme.
     """
-    scheme, separator, _ = options.url.partition("://")
-    if not separator or scheme not in ("http", "https"):
-        raise ConfigError(f"{options.url}: expected http:// or https://", param="url")
+    parts = urlsplit(options.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{options.url}: expected http://HOST:PORT or https://HOST:PORT", param="url")
     target = HttpTarget(
-        options.url, options.api, not options.stop_at_eos, options.timeout, options.body, os.environ.get("OPENAI_API_KEY") or None
+        url=options.url,
+        api=options.api,
+        ignore_eos=not options.stop_at_eos,
+        timeout_s=options.timeout,
+        extra_body=options.body,
+        api_key=os.environ.get("OPENAI_API_KEY") or None,
     )
     return HttpTransport(target)
 

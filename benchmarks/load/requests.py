@@ -32,6 +32,11 @@ class RequestSource(Protocol):
         """Requests without end, the same for the same seed."""
 
 
+def _rng(seed: int) -> random.Random:
+    """`random.Random` takes -1 for 1: of a text it does not, and the warm-up of seed 0 has -1."""
+    return random.Random(f"prompts {seed}")
+
+
 @dataclass(frozen=True, slots=True)
 class RandomTokens:
     """Token ids without a common prefix, so no cache helps."""
@@ -41,7 +46,7 @@ class RandomTokens:
     vocab_size: int
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        rng = random.Random(seed)
+        rng = _rng(seed)
         while True:
             num_tokens = self.prompt_length.draw(rng)
             prompt = tuple(rng.randrange(_FIRST_TOKEN_ID, self.vocab_size) for _ in range(num_tokens))
@@ -56,7 +61,7 @@ class RandomWords:
     output_length: Length
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        rng = random.Random(seed)
+        rng = _rng(seed)
         words = sorted(set(_PROSE.read_text(encoding="utf-8").split()))
         while True:
             prompt = " ".join(rng.choices(words, k=self.prompt_length.draw(rng)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.load.answer import LoadError
 from benchmarks.load.driver import Budget, ClosedLoop, Driver, LoadResult, Pace
-from benchmarks.load.live import report_progress
+from benchmarks.load.live import LiveReport
 from benchmarks.load.plan import Plan
 from benchmarks.load.search import RateSearch
 from benchmarks.load.slo import Slo
@@ -68,7 +68,7 @@ class Session:
             await self._warm_up(model)
             if self._plan.search and self._plan.slo:
                 return await self._search(model, self._plan.slo)
-            return Found(model, await self._load(model, self._plan.rate), self._plan.rate)
+            return Found(model, await self._load(model, self._plan.rate, self._plan.seed), self._plan.rate)
 
     async def _warm_up(self, model: str) -> None:
         """First steps allocate, pack and connect; a warm server is what the figures are of."""
@@ -83,18 +83,19 @@ class Session:
             first = result.traces[0]
             raise LoadError(first.error_kind or "", f"no request of the warm-up was answered: {first.error}")
 
-    async def _load(self, model: str, rate: float | None) -> LoadResult:
+    async def _load(self, model: str, rate: float | None, prompt_seed: int) -> LoadResult:
         driver = Driver(self._transport, model)
         pace: Pace = self._plan.pace(rate)
         async with _reported(driver, self._plan.progress_interval_s):
-            return await driver.run(self._plan.source.requests(self._plan.seed), pace, self._plan.budget)
+            return await driver.run(self._plan.source.requests(prompt_seed), pace, self._plan.budget)
 
     async def _search(self, model: str, slo: Slo) -> Found:
         search = RateSearch(self._plan.rate or 1.0, self._plan.precision)
         probes: list[Probe] = []
         best: Found | None = None
         while (rate := search.next_rate()) is not None:
-            result = await self._load(model, rate)
+            # Other prompts each time, or the server's prefix cache would know those of the run before.
+            result = await self._load(model, rate, self._plan.seed + len(probes))
             attainment = slo.attainment(result.traces)
             attained = attainment >= self._plan.attain
             progress(f"{rate:.3f} requests/s: {attainment:.1%} within the SLOs, {'attained' if attained else 'missed'}")
@@ -109,7 +110,7 @@ class Session:
 
 @asynccontextmanager
 async def _reported(driver: Driver, interval_s: float) -> AsyncIterator[None]:
-    reporter = asyncio.create_task(report_progress(driver, interval_s))
+    reporter = asyncio.create_task(LiveReport(driver).run(interval_s))
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
 """One request of a run, and the latencies that follow from it.
 
 TTFT is from sending to the first chunk with text, end-to-end to the finish reason, TPOT = (end-to-end - TTFT) / (tokens - 1), as in
-`vllm bench serve`. Several tokens may come in one chunk: then the gap before a chunk of k tokens counts as k ITLs of gap / k, and tokens
-that came with the first one as ITLs of 0. So there is one ITL for each token but the first, and they sum to last chunk - first chunk.
+`vllm bench serve`. Several tokens may arrive at once, in one chunk or in chunks of one read: then the gap before k tokens counts as k ITLs
+of gap / k, and tokens that came with the first one as ITLs of 0. So there is one ITL for each token but the first, and they sum to
+last chunk - first chunk.
 How many tokens a chunk holds is what the protocol says, or the usage's count dealt out by the chunks' lengths (`deal_tokens`).
 """
 
@@ -65,12 +66,15 @@ class Trace:
     @property
     def itls_s(self) -> list[float]:
         """One for each token but the first."""
-        if not self.chunks:
-            return []
-        first, *others = deal_tokens(self.chunks, self.num_output_tokens)
-        itls = [0.0] * (first - 1)
-        for gap_s, num_tokens in zip(self.gaps_s, others, strict=True):
-            itls += [gap_s / max(1, num_tokens)] * max(1, num_tokens)
+        arrivals: dict[float, int] = {}  # tokens by the moment they were read
+        for chunk, num_tokens in zip(self.chunks, deal_tokens(self.chunks, self.num_output_tokens), strict=True):
+            if num_tokens:
+                arrivals[chunk.arrived_s] = arrivals.get(chunk.arrived_s, 0) + num_tokens
+        itls: list[float] = []
+        previous_s: float | None = None
+        for arrived_s, num_tokens in arrivals.items():
+            itls += [0.0] * (num_tokens - 1) if previous_s is None else [(arrived_s - previous_s) / num_tokens] * num_tokens
+            previous_s = arrived_s
         return itls
 
 

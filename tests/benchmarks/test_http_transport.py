@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from benchmarks.load.answer import LoadError
 from benchmarks.load.driver import Budget, ClosedLoop, Driver, LoadResult
@@ -57,6 +60,24 @@ async def test_tokens_are_counted_by_usage_and_dealt_over_chunks() -> None:
 async def test_a_server_without_usage_is_counted_by_chunks() -> None:
     (trace,) = (await load(FakeOpenAI(Script(usage=None)))).traces
     assert trace.num_output_tokens == 2
+
+
+async def test_events_may_be_cut_anywhere_and_end_without_a_newline() -> None:
+    events = [{"choices": [{"text": "é"}]}, {"choices": [{"text": "b", "finish_reason": "stop"}]}]
+    body = b": ping\r\n\r\n" + b"\r\n\r\n".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() for event in events)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for index in range(len(body)):
+            await response.write(body[index : index + 1])
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with TestServer(app) as server, HttpTransport(HttpTarget(str(server.make_url("")))) as transport:
+        result = await Driver(transport, "tiny").run(TOKENS.requests(0), ClosedLoop(1), Budget(1))
+    assert [chunk.num_chars for chunk in result.answered[0].chunks] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_random_tokens_are_seeded_and_share_no_prefix() -> None:
     requests = list(islice(source.requests(7), 50))
     assert requests == list(islice(source.requests(7), 50))
     assert requests != list(islice(source.requests(8), 50))
+    assert list(islice(source.requests(-1), 50)) != list(islice(source.requests(1), 50))
     assert len({request.prompt[:3] for request in requests}) == 50
     assert all(isinstance(token, int) and 256 <= token < 1000 for request in requests for token in request.prompt)
     assert {len(request.prompt) for request in requests} == {5, 6, 7, 8, 9}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import benchmarks
 from benchmarks.load.options import add_options
 from benchmarks.load.plan import plan_of, transport_of
 from benchmarks.serve import main
@@ -20,6 +23,7 @@ from tests.benchmarks.fake_openai import FakeOpenAI, Script, served
 from tests.conftest import free_port
 
 QUICK = ("--input-tokens", "5", "--output-tokens", "4", "--warm-up", "1")
+README = Path(benchmarks.__file__).parent / "README.md"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -56,15 +60,17 @@ async def test_an_open_loop_appends_one_line(tmp_path: Path, capsys: pytest.Capt
 
 
 async def test_a_search_finds_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await bench(FakeOpenAI(), "--requests", "3", "--search", "--rate", "500", "--slo", "ttft=5") == 0
+    fake = FakeOpenAI()
+    assert await bench(fake, "--requests", "3", "--search", "--rate", "500", "--slo", "ttft=5") == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["search"]["highest_rate"] == 500 * 2**11  # a server without a limit: every probe doubles
     assert not found["search"]["settled"]
     assert [probe["attainment"] for probe in found["search"]["probes"]] == [1.0] * 12
+    assert len({tuple(seen.body["prompt"]) for seen in fake.seen}) == 1 + 12 * 3  # no cache may know them
 
 
 async def test_a_search_may_find_none(capsys: pytest.CaptureFixture[str]) -> None:
-    await bench(FakeOpenAI(Script(), Script(status=503)), "--requests", "2", "--search", "--rate", "5000", "--slo", "ttft=5")
+    await bench(FakeOpenAI(Script(), Script(status=503)), "--requests", "2", "--search", "--rate", "200000", "--slo", "ttft=5")
     printed = capsys.readouterr().out
     assert "no rate that was tried attains 90%" in printed
     assert json.loads(printed.splitlines()[-1])["search"]["highest_rate"] == 0
@@ -76,6 +82,13 @@ async def test_nothing_answered_is_exit_code_1(capsys: pytest.CaptureFixture[str
     assert await bench(FakeOpenAI(Script(), Script(ending="drop")), "--requests", "2") == 1
     assert await asyncio.to_thread(main, [f"http://127.0.0.1:{free_port()}"]) == 1
     assert "does not answer (connect)" in capsys.readouterr().err
+
+
+async def test_results_that_cannot_be_kept_are_still_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await bench(FakeOpenAI(), "--requests", "1", "--results", str(tmp_path)) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1])["num_answered"] == 1
+    assert "could not be kept" in printed.err
 
 
 async def test_a_dataset_is_asked_once(tmp_path: Path) -> None:
@@ -101,6 +114,14 @@ def test_a_missing_matplotlib_is_said_before_the_run(monkeypatch: pytest.MonkeyP
     assert "requirements/bench.txt" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", re.findall(r"(?m)^baton bench (.*)$", README.read_text(encoding="utf-8")))
+def test_commands_of_the_readme_parse(command: str) -> None:
+    options = parsed(*shlex.split(command))
+    options.dataset = None  # of the reader
+    assert plan_of(options)
+    assert transport_of(options)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -111,6 +132,7 @@ def test_a_missing_matplotlib_is_said_before_the_run(monkeypatch: pytest.MonkeyP
         (["--dataset", "no-such-file"], "no-such-file"),
         (["ftp://host"], "expected http://"),
         (["127.0.0.1:8000"], "expected http://"),
+        (["http://"], "expected http://"),
     ],
 )
 def test_options_that_cannot_be(arguments: Sequence[str], message: str) -> None:
