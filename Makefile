@@ -8,7 +8,7 @@ CONFIG ?= deploy/local.yaml
 PIP_ARGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: serve test test-all check format proto quality clean help
+.PHONY: serve test test-all check format proto bench quality clean help
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,7 +21,11 @@ $(VENV)/.cpu: requirements/cpu.txt $(VENV)/.python
 	@echo "==> installing requirements/cpu.txt (torch, Ray, transformers: a few minutes the first time)"
 	@$(BIN)/pip install $(PIP_ARGS) -r requirements/cpu.txt && touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.cpu
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.cpu
+	@echo "==> installing requirements/bench.txt"
+	@$(BIN)/pip install $(PIP_ARGS) -r requirements/bench.txt && touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.bench
 	@echo "==> installing requirements/dev.txt"
 	@$(BIN)/pip install $(PIP_ARGS) -r requirements/dev.txt && touch $@
 
@@ -46,6 +50,9 @@ format: $(VENV)/.dev ## Format the code
 
 proto: $(VENV)/.dev ## Regenerate cluster/pb from proto/
 	$(BIN)/python -m tests.check_stubs --write
+
+bench: $(VENV)/.bench ## Load a running server: make bench ARGS='http://127.0.0.1:8000 --rate 2 --plot load.png'
+	@$(BIN)/python -m deploy.cli bench $(ARGS)
 
 quality: $(VENV)/.cpu ## Perplexity and greedy agreement of the served pair against bf16
 	$(BIN)/python -m benchmarks.quality

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.http_load import LoadResult
+from benchmarks.load.driver import LoadResult
 from benchmarks.mixed_load import HEADER, MixedLoad, figures, row
-from benchmarks.report import progress, publish, table
+from benchmarks.report import RESULTS, progress, publish, table
 from cluster.config import BatonConfig
 from cluster.errors import ConfigError
 from deploy.config_file import ServeFile, load_serve_file
@@ -105,4 +105,4 @@ def _publish(load: MixedLoad, config: BatonConfig, overrides: dict[str, list[str
         "ratios": [round(ratio, 3) for ratio in found],
         "rounds": {mode: [[figures(result) for result in runs] for runs in starts] for mode, starts in rounds.items()},
     }
-    publish("serve_mixed", summary)
+    publish("serve_mixed", summary, RESULTS / "serve_mixed.jsonl")

@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.hardware import describe_hardware
-from benchmarks.report import progress, publish, table
+from benchmarks.report import RESULTS, progress, publish, table
 from benchmarks.teacher_forcing import Continuations, continue_windows, cut_windows
 from cluster.config import PoolConfig
 from cluster.engine.model_build import BuiltModel, build_model
@@ -150,7 +150,7 @@ def _publish(model: str, options: argparse.Namespace, measured: list[Measured]) 
     ]
     print(table(["prefill/decode", "perplexity", f"against {BASE}", "greedy agreement", "time"], rows))
     settings = {"text": options.text.name, "context": options.context, "continuation": options.continuation, "threads": options.threads}
-    publish("quality", {"model": model, **settings, "pairs": figures})
+    publish("quality", {"model": model, **settings, "pairs": figures}, RESULTS / "quality.jsonl")
 
 
 if __name__ == "__main__":

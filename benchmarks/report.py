@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,12 +31,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def command_line() -> str:
     """What the user typed, in a form that runs from the repository's root."""
-    module = Path(sys.argv[0]).stem
-    return " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]])
+    program = Path(sys.argv[0]).stem
+    start = "python -m deploy.cli" if program in ("baton", "cli") else f"python -m benchmarks.{program}"
+    return shlex.join([*start.split(), *sys.argv[1:]])
 
 
-def publish(name: str, result: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Prints `result` with hardware, command and date as one line of JSON, and appends it to `folder/name.jsonl`."""
+def publish(name: str, result: dict[str, Any], file: Path | None) -> None:
+    """Prints `result` with hardware, command and date as one line of JSON, and appends it to `file`, where one is given."""
     record = {
         "benchmark": name,
         "command": command_line(),
@@ -45,6 +47,7 @@ def publish(name: str, result: dict[str, Any], folder: Path = RESULTS) -> None:
     }
     line = json.dumps(record)
     print(line, flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as results:
+            results.write(line + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.mixed_load import HEADER, MixedLoad, figures, row
-from benchmarks.report import progress, publish, table
+from benchmarks.report import RESULTS, progress, publish, table
 from deploy.environment import prepare_environment
 
 
@@ -50,7 +50,8 @@ def _options() -> argparse.Namespace:
 def _measure(url: str, load: MixedLoad) -> None:
     model, results = load.measure(url)
     print(table(HEADER, [row(f"{model} {index + 1}", result) for index, result in enumerate(results)]))
-    publish("serve_mixed", {"model": model, "url": url, "load": asdict(load), "runs": [figures(result) for result in results]})
+    found = {"model": model, "url": url, "load": asdict(load), "runs": [figures(result) for result in results]}
+    publish("serve_mixed", found, RESULTS / "serve_mixed.jsonl")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""`baton`: serves a model from a config file, and brings models. Also `python -m deploy.cli`.
+"""`baton`: serves a model from a config file, brings models, and loads servers. Also `python -m deploy.cli`.
 
-Exit codes: 0 served and stopped, 1 the start failed, 2 the command line or the config is wrong (then nothing was started), 130 interrupted.
+Exit codes: 0 served and stopped, 1 the start failed or no request of a benchmark was answered,
+2 the command line or the config is wrong (then nothing was started), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.load.options import add_options
 from cluster.errors import ConfigError
 from deploy.environment import prepare_environment
 
@@ -46,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
         "model", nargs="?", default="smollm2-135m-instruct", help="the demo model, a folder or a GGUF file (default: %(default)s)"
     )
     pull.set_defaults(run=_pull)
+    bench = commands.add_parser("bench", help="load a running server, and print latencies, rates and goodput")
+    add_options(bench)
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -61,6 +66,12 @@ def _pull(options: argparse.Namespace) -> int:
 
     print(resolve_model(options.model, report=lambda line: print(line, file=sys.stderr)))
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from benchmarks.serve import bench  # imports the HTTP client
+
+    return bench(options)
 
 
 if __name__ == "__main__":

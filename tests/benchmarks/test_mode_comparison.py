@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.http_load import LoadResult, Trace
+from benchmarks.load.driver import LoadResult
+from benchmarks.load.trace import Chunk, Trace
 from benchmarks.mode_comparison import colocated_overrides, ratios
 from cluster.config import load_config
 from cluster.errors import ConfigError
@@ -41,4 +42,4 @@ def test_a_ratio_compares_neighbours_in_time() -> None:
 
 
 def _result(tokens: int) -> LoadResult:
-    return LoadResult(1.0, (Trace((0.5,), 8, tokens),))
+    return LoadResult(1.0, (Trace(0.0, 0.0, 1.0, (Chunk(0.5, 1, None),), 8, tokens),))

@@ -58,9 +58,18 @@ def test_pull_prints_the_folder(tmp_path: Path) -> None:
     assert (Path(done.stdout.strip()) / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--prot", "1"], ["serve", "--port", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["bench", "--rate", "0"]])
 def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
     done = baton(*arguments)
     assert done.returncode == 2
     assert "usage: baton" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_bench_is_the_load_generator() -> None:
+    done = baton("bench", f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 1
+    assert "does not answer (connect)" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = baton("bench", "--search")
+    assert (done.returncode, done.stderr) == (2, "baton: --search needs an SLO to attain, as --slo ttft=2.0\n")

@@ -1,0 +1,8 @@
+"""The load generator: what is asked, when it is sent, what came back, and what that says. `benchmarks.serve` composes it.
+
+lengths, requests   what is asked
+arrivals, driver    when it is sent
+transport, http     to whom; another protocol is another `Transport`
+answer, trace       what came back, and when
+statistics, slo, search, plot   what it says
+"""
