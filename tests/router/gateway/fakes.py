@@ -117,9 +117,12 @@ class FakeCluster:
         assert self.registry.get_sample_value("baton_gateway_live_requests") == 0
 
     def outcomes(self) -> dict[str, float]:
-        """`baton_requests_total` by outcome."""
-        samples = (sample for family in self.metrics.requests.collect() for sample in family.samples if sample.name.endswith("_total"))
-        return {sample.labels["outcome"]: sample.value for sample in samples}
+        """`baton_requests_total` by outcome, over all endpoints."""
+        counts: dict[str, float] = {}
+        for sample in (sample for family in self.metrics.requests.collect() for sample in family.samples):
+            if sample.name.endswith("_total"):
+                counts[sample.labels["outcome"]] = counts.get(sample.labels["outcome"], 0) + sample.value
+        return counts
 
 
 DISAGGREGATED: Final = (WorkerRole.PREFILL, WorkerRole.DECODE)
