@@ -81,6 +81,7 @@ class GrpcServer:
     def _options(self) -> tuple[tuple[str, int], ...]:
         return (
             *rpc.KEEPALIVE,
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients that wait in the queue may look whether we are there
             ("grpc.so_reuseport", int(self._settings.shares_port)),
             # The service refuses what is over the limit, with the error that HTTP gives; this only keeps memory bounded.
             ("grpc.max_receive_message_length", 2 * self._gateway.config.max_body_bytes + 2**16),

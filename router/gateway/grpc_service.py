@@ -54,7 +54,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     raise
 
     async def Abort(self, message: pb.AbortRequest, _context: Context) -> pb.AbortResponse:  # noqa: N802
-        limit = self._live.get(message.request_id)
+        limit = self._live.pop(message.request_id, None)
         if limit is not None:
             limit.reschedule(asyncio.get_running_loop().time())
         return pb.AbortResponse(aborted=limit is not None)
@@ -94,7 +94,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             yield
         finally:
-            del self._live[request_id]
+            self._live.pop(request_id, None)
 
     def _options(self, context: Context) -> CallOptions:
         remaining_s = context.time_remaining()

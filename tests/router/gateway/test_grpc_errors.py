@@ -10,16 +10,18 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc import aio
 
 from cluster.config import GatewayConfig, RouterConfig
 from cluster.pb import inference_pb2 as pb
+from cluster.pb.inference_pb2_grpc import InferenceStub
 from cluster.types import WorkerRole
 from router.gateway.gateway import Gateway
 from router.gateway.grpc_service import REQUEST_ID_KEY
 from router.gateway.tokenizer import Tokenizer
 from tests.router.gateway.fake_workers import ANSWER, Act, eventually
 from tests.router.gateway.fakes import fake_cluster
-from tests.router.gateway.grpc_serving import failure, generate, grpc_stub, read_to_end, request, text_in, trailing
+from tests.router.gateway.grpc_serving import failure, generate, grpc_stub, grpc_target, read_to_end, request, text_in, trailing
 from tests.router.gateway.serving import text_of
 
 CODE = grpc.StatusCode
@@ -104,7 +106,7 @@ async def test_a_failure_after_the_first_message_is_the_status(tokenizer: Tokeni
         cluster.decode.acts.append(act)
         call = stub.Generate(request())
         messages = [await call.read()]
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
+        with pytest.raises(aio.AioRpcError) as raised:
             await read_to_end(call, messages)
         assert raised.value.code() is code
         assert text_of(ANSWER[:8]).startswith(text_in(messages))
@@ -194,6 +196,18 @@ async def test_cancels_at_random_moments(tokenizer: Tokenizer) -> None:
         assert set(cluster.outcomes()) <= {"client_gone", "length"}
 
 
+async def test_a_channel_that_is_closed_frees_everything(tokenizer: Tokenizer) -> None:
+    async with fake_cluster(tokenizer) as cluster, grpc_target(cluster) as target:
+        async with aio.insecure_channel(target) as channel:
+            stub: Any = InferenceStub(channel)
+            cluster.decode.acts.append(Act.SOME_STALL)
+            call = stub.Generate(request())
+            await call.read()
+            await cluster.decode.stalled.wait()
+        await cluster.assert_idle()
+        assert cluster.outcomes() == {"client_gone": 1}
+
+
 @pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
 async def test_abort_ends_the_call_with_cancelled(tokenizer: Tokenizer, stage: str) -> None:
     router = RouterConfig(recovery_s=0.0, capacity_wait_s=10.0)
@@ -206,7 +220,8 @@ async def test_abort_ends_the_call_with_cancelled(tokenizer: Tokenizer, stage: s
         request_id = dict(await call.initial_metadata())[REQUEST_ID_KEY]
         reading = asyncio.create_task(failure(call))
         await (eventually(lambda: len(cluster.router.queue) == 1) if stage == "queue" else worker.stalled.wait())
-        assert (await stub.Abort(pb.AbortRequest(request_id=request_id))).aborted
+        answers = await asyncio.gather(*(stub.Abort(pb.AbortRequest(request_id=request_id)) for _ in range(3)))
+        assert sorted(answer.aborted for answer in answers) == [False, False, True], "one of them did it"
         error = await reading
         assert (error.code(), error.details()) == (CODE.CANCELLED, "the request was aborted")
         await cluster.assert_idle()
