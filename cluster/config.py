@@ -89,7 +89,9 @@ class GatewayConfig(_Section):
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="port of the gRPC API on each gateway's node; gateways of one node share it; null: no gRPC"
     )
-    grpc_host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="address that gateways bind the gRPC API to")
+    grpc_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]+$")] = Field(
+        "127.0.0.1", description="address that gateways bind the gRPC API to"
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="for requests without max_tokens; null: up to the context"
     )
