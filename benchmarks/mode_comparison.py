@@ -40,7 +40,7 @@ def compare(path: Path, port: int, load: MixedLoad, num_rounds: int, num_colocat
         # The order turns from round to round, so that neither mode always has the warmer machine.
         for mode in list(overrides)[:: -1 if index % 2 else 1]:
             progress(f"round {index + 1} of {num_rounds}: starting {mode}")
-            with _served(load_serve_file(path, overrides[mode], port)) as url:
+            with _served(load_serve_file(path, [*overrides[mode], "gateway.grpc_port=null"], port)) as url:
                 rounds[mode].append(load.measure(url)[1])
     _publish(load, config, overrides, rounds)
 

@@ -82,11 +82,17 @@ class PoolConfig(EngineConfig):
 
 
 class GatewayConfig(_Section):
-    """The HTTP edge."""
+    """The edge to clients: HTTP, and gRPC where it has a port."""
 
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="gateways; each is stateless")
     num_cpus: Annotated[float, Field(ge=0)] = Field(0.5, description="logical CPUs Ray reserves for one gateway")
-    max_body_bytes: ByteSize = Field(4 * 2**20, description="larger bodies get 413")
+    max_body_bytes: ByteSize = Field(4 * 2**20, description="larger bodies get 413, larger gRPC requests INVALID_ARGUMENT")
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="port of the gRPC API on each gateway's node; gateways of one node share it; null: no gRPC"
+    )
+    grpc_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]+$")] = Field(
+        "127.0.0.1", description="address that gateways bind the gRPC API to"
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="for requests without max_tokens; null: up to the context"
     )

@@ -38,20 +38,26 @@ class StartFailed(Exception):
     """The application did not come up; the message is the cause."""
 
 
-def check_port_free(host: str, port: int) -> None:
-    """Raises:
-    ConfigError: for `http_options.port`, when something else listens there.
+def check_ports_free(file: ServeFile) -> None:
     """
+    Raises:
+        ConfigError: names the key of a port on which something else listens.
+    """
+    _check_port_free(file.host, file.port, "http_options.port", "--port")
+    gateway = file.config.gateway
+    if gateway.grpc_port is not None:
+        _check_port_free(gateway.grpc_host, gateway.grpc_port, "gateway.grpc_port", "--set gateway.grpc_port=")
+
+
+def _check_port_free(host: str, port: int, key: str, option: str) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"http_options.port: {port} on {host} is in use; choose another with --port", param="http_options.port"
-                ) from error
-            raise ConfigError(f"http_options: cannot listen on {host}:{port}: {error.strerror}", param="http_options.host") from error
+                raise ConfigError(f"{key}: {port} on {host} is in use; choose another with {option}", param=key) from error
+            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror}", param=key) from error
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Final
 
 from deploy.config_file import ServeFile, load_serve_file
 from deploy.first_prompt import PROMPT, FirstAnswer, ask, await_ready, curl_line
-from deploy.local_cluster import LocalCluster, StartFailed, check_port_free
+from deploy.local_cluster import LocalCluster, StartFailed, check_ports_free
 from deploy.preflight import check_memory, check_model
 from deploy.progress import Progress
 from deploy.pull import resolve_model
@@ -30,7 +30,7 @@ def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) ->
     """
     progress = Progress()
     file = load_serve_file(path, overrides, port)
-    check_port_free(file.host, file.port)
+    check_ports_free(file)
     check_memory(file.config)
     folder = resolve_model(file.config.model, progress.step)
     check_model(file.config, folder)
@@ -76,7 +76,9 @@ def _show(progress: Progress, file: ServeFile, answer: FirstAnswer) -> None:
     progress.line(f"\n    {answer.text.strip()}\n")
     for name, value in answer.rows():
         progress.line(f"    {name:<14} {value:>10}")
-    progress.line(f"\nServing {answer.model} at {file.url}/v1 (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer)}\n")
+    gateway = file.config.gateway
+    grpc = "" if gateway.grpc_port is None else f", gRPC at {gateway.grpc_host}:{gateway.grpc_port}"
+    progress.line(f"\nServing {answer.model} at {file.url}/v1{grpc} (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer)}\n")
 
 
 def _on_signal(handler: object) -> None:

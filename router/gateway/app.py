@@ -15,20 +15,25 @@ from cluster.errors import BatonError, InternalError, InvalidRequest, RequestErr
 from router.gateway.cluster_routes import cluster_router
 from router.gateway.error_body import error_response
 from router.gateway.gateway import Gateway
+from router.gateway.grpc_server import GrpcServer
 from router.gateway.openai_routes import openai_router
 
 _LOG = logging.getLogger(__name__)
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application; its lifespan starts and closes the gateway."""
+def create_app(gateway: Gateway, grpc_server: GrpcServer | None = None) -> FastAPI:
+    """The application; its lifespan starts and closes the gateway, and the gRPC server beside it."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         gateway.start()
         try:
+            if grpc_server is not None:
+                await grpc_server.start()
             yield
         finally:
+            if grpc_server is not None:
+                await grpc_server.close()
             await gateway.close()
 
     # Bodies are parsed by us (strictly, with a limit), so a generated schema would say nothing of them.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from cluster.errors import BatonError, NoCapacity
-from router.control.messages import Ready
+from cluster.errors import NoCapacity
 from router.gateway.error_body import error_response
 from router.gateway.gateway import Gateway
-
-_ROUTER_TIMEOUT_S: Final = 5.0
 
 
 def cluster_router(gateway: Gateway) -> APIRouter:
@@ -28,7 +24,7 @@ def cluster_router(gateway: Gateway) -> APIRouter:
     @router.get("/ready")
     async def ready() -> JSONResponse:
         """Whether a request sent now can be served; 503 with the reason if not."""
-        answer = await _ready(gateway)
+        answer = await gateway.ready()
         if answer.ready:
             return JSONResponse({"status": "ready"})
         return error_response(NoCapacity(answer.reason, retry_after_s=1.0))
@@ -41,18 +37,6 @@ def cluster_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/cluster")
     async def cluster() -> dict[str, Any]:
         """Pools, workers, queue and blocks, as the router sees them."""
-        try:
-            async with asyncio.timeout(_ROUTER_TIMEOUT_S):
-                return {"model": gateway.describe_model(), **await gateway.router.snapshot()}
-        except TimeoutError as error:
-            raise NoCapacity("the router does not answer: timeout", retry_after_s=1.0) from error
+        return await gateway.describe_cluster()
 
     return router
-
-
-async def _ready(gateway: Gateway) -> Ready:
-    try:
-        async with asyncio.timeout(_ROUTER_TIMEOUT_S):
-            return await gateway.router.ready()
-    except (BatonError, TimeoutError) as error:
-        return Ready(False, f"the router does not answer: {str(error) or 'timeout'}")

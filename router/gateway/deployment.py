@@ -18,6 +18,7 @@ from router.control.client import RouterClient
 from router.control.deployment import caller
 from router.gateway.app import create_app
 from router.gateway.gateway import Gateway, GatewayParts
+from router.gateway.grpc_server import GrpcServer, GrpcSettings
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
 from router.gateway.scrape import Scraper, Source
@@ -31,7 +32,7 @@ Handles = Mapping[str, DeploymentHandle[Any]]
 
 
 class GatewayReplica:
-    """One `Gateway` and its application, on the replica's event loop."""
+    """One `Gateway`, its application and its gRPC server, on the replica's event loop."""
 
     def __init__(self, config: BatonConfig, model_folder: str, router: DeploymentHandle[Any], workers: Handles) -> None:
         folder = Path(model_folder)
@@ -49,9 +50,11 @@ class GatewayReplica:
                 metrics_text=Scraper(_sources({"Router": router, **workers}), metrics).text,
             )
         )
+        grpc_settings = GrpcSettings.of(config)
+        self._grpc_server = None if grpc_settings is None else GrpcServer(self._gateway, grpc_settings)
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # the name is Serve's; it calls this after the constructor
-        return create_app(self._gateway)
+        return create_app(self._gateway, self._grpc_server)
 
     async def metrics_text(self) -> str:
         """This process's metrics in the Prometheus text format."""

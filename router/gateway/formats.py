@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cluster.types import FinishReason, TokenOutput
 from router.gateway import responses as out
@@ -31,6 +31,8 @@ class AnswerHead:
 class AnswerFormat(ABC):
     """Builds one answer's messages. `extras` are the envelope's optional fields: `usage`, `timings`."""
 
+    id_prefix: ClassVar[str]
+
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer, num_logprobs: int | None) -> None:
         self._head = head.fields()
         self._tokenizer = tokenizer
@@ -51,6 +53,8 @@ class AnswerFormat(ABC):
 
 class ChatFormat(AnswerFormat):
     """`/v1/chat/completions`."""
+
+    id_prefix = "chatcmpl"
 
     def whole(self, deltas: Sequence[TextDelta], **extras: Any) -> out.ChatCompletion:
         message = out.ChatMessageOut(role="assistant", content=_text(deltas), refusal=None)
@@ -88,6 +92,8 @@ class ChatFormat(AnswerFormat):
 
 class CompletionFormat(AnswerFormat):
     """`/v1/completions`."""
+
+    id_prefix = "cmpl"
 
     def whole(self, deltas: Sequence[TextDelta], **extras: Any) -> out.Completion:
         tokens = [token for delta in deltas for token in delta.tokens]

@@ -1,4 +1,4 @@
-"""The gateway of one model: what its HTTP routes share, and the path from a checked request to its answer."""
+"""The gateway of one model: what its HTTP routes and gRPC services share, and the path from a checked request to its answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from cluster.config import GatewayConfig
-from cluster.errors import BatonError, InternalError
+from cluster.errors import BatonError, InternalError, NoCapacity
 from router.control.client import RouterClient
+from router.control.messages import Ready
 from router.gateway.answer import Answer
-from router.gateway.formats import AnswerHead, ChatFormat, CompletionFormat
+from router.gateway.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from router.gateway.generation import Generation
 from router.gateway.job import Job
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
@@ -26,11 +28,13 @@ from router.gateway.validation import chat_messages, check_model, completion_pro
 from router.gateway.worker_clients import WorkerClients
 
 HEARTBEAT_INTERVAL_S: Final = 3.0
+ROUTER_TIMEOUT_S: Final = 5.0  # of questions about the cluster's state
+MAX_TIMEOUT_S: Final = 86_400.0  # of a request
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a client says in headers."""
+    """What a client says beside the request itself."""
 
     started_s: float  # time.monotonic() when the request arrived
     timeout_s: float
@@ -84,6 +88,26 @@ class Gateway:
         if self._heart is not None and self._heart.done():
             raise InternalError("the gateway's heartbeats have stopped")
 
+    async def ready(self) -> Ready:
+        """Whether a request that came now could be served."""
+        try:
+            async with asyncio.timeout(ROUTER_TIMEOUT_S):
+                return await self.router.ready()
+        except (BatonError, TimeoutError) as error:
+            return Ready(False, f"the router does not answer: {str(error) or 'timeout'}")
+
+    async def describe_cluster(self) -> dict[str, Any]:
+        """The model, and the router's books.
+
+        Raises:
+            NoCapacity: the router does not answer.
+        """
+        try:
+            async with asyncio.timeout(ROUTER_TIMEOUT_S):
+                return {"model": asdict(self.card), **await self.router.snapshot()}
+        except TimeoutError as error:
+            raise NoCapacity("the router does not answer: timeout", retry_after_s=1.0) from error
+
     async def chat(self, request: ChatCompletionRequest, options: CallOptions) -> Answer:
         """Checks, renders and tokenizes; nothing is sent to a worker before the answer is read.
 
@@ -92,20 +116,24 @@ class Gateway:
         """
         check_model(request, self.card)
         prompt = await self._tokenizer.encode_chat(chat_messages(request), request.chat_template_kwargs)
-        return self._answer(request, prompt, options, prefix="chatcmpl")
+        return self._answer(request, self._generation(request, prompt, options), options, ChatFormat)
 
     async def complete(self, request: CompletionRequest, options: CallOptions) -> Answer:
         """As `chat`, for a plain prompt."""
+        return self._answer(request, await self.generate(request, options), options, CompletionFormat)
+
+    async def generate(self, request: CompletionRequest, options: CallOptions) -> Generation:
+        """As `complete`, in no API's shape."""
         check_model(request, self.card)
         prompt = completion_prompt(request, self.card)
         token_ids = await self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-        return self._answer(request, token_ids, options, prefix="cmpl")
+        return self._generation(request, token_ids, options)
 
-    def describe_model(self) -> dict[str, Any]:
-        """The model as `/v1/cluster` shows it."""
-        return asdict(self.card)
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, which may be part of a character."""
+        return self._tokenizer.token_bytes[token_id]
 
-    def _answer(self, request: GenerationRequest, prompt: list[int], options: CallOptions, *, prefix: str) -> Answer:
+    def _generation(self, request: GenerationRequest, prompt: list[int], options: CallOptions) -> Generation:
         sampling = sampling_params(request, len(prompt), self.card)
         job = Job(
             request_id=uuid.uuid4().hex,
@@ -125,9 +153,9 @@ class Gateway:
             detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
             return run, TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens)
 
-        head = AnswerHead(f"{prefix}-{job.request_id}", int(time.time()), self.card.name, self.card.system_fingerprint)
-        answer_format = (ChatFormat if prefix == "chatcmpl" else CompletionFormat)(head, self._tokenizer, sampling.num_logprobs)
-        return Answer(
-            begin, answer_format,
-            num_prompt_tokens=len(prompt), includes_usage=request.includes_usage, wants_timings=options.wants_timings,
-        )  # fmt: skip
+        return Generation(job, begin)
+
+    def _answer(self, request: GenerationRequest, generation: Generation, options: CallOptions, kind: type[AnswerFormat]) -> Answer:
+        head = AnswerHead(f"{kind.id_prefix}-{generation.request_id}", int(time.time()), self.card.name, self.card.system_fingerprint)
+        answer_format = kind(head, self._tokenizer, generation.num_logprobs)
+        return Answer(generation, answer_format, includes_usage=request.includes_usage, wants_timings=options.wants_timings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -15,8 +14,9 @@ from starlette.responses import Response
 
 from cluster.errors import BatonError, ClientGone, InternalError, InvalidRequest, ModelNotFound
 from router.gateway.answer import Answer
+from router.gateway.call_record import CallRecord
 from router.gateway.error_body import error_event
-from router.gateway.gateway import CallOptions, Gateway
+from router.gateway.gateway import MAX_TIMEOUT_S, CallOptions, Gateway
 from router.gateway.http_io import DONE, EventStream, read_body, while_connected
 from router.gateway.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from router.gateway.validation import parse_request
@@ -27,7 +27,6 @@ _LOG = logging.getLogger(__name__)
 
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMINGS_HEADER: Final = "x-baton-timings"
-_MAX_TIMEOUT_S: Final = 86_400.0
 
 
 def openai_router(gateway: Gateway) -> APIRouter:
@@ -58,15 +57,13 @@ def openai_router(gateway: Gateway) -> APIRouter:
 
 
 class _Call:
-    """One HTTP request for an answer. It is counted exactly once, by how it ended."""
+    """One HTTP request for an answer."""
 
     def __init__(self, gateway: Gateway, endpoint: str, request: Request) -> None:
         self._gateway = gateway
-        self._endpoint = endpoint
         self._request = request
         self._started_s = time.monotonic()
-        self._is_counted = False
-        gateway.metrics.live.inc()
+        self._record = CallRecord(gateway.metrics, endpoint)
 
     async def respond(self, kind: type[R], prepare: Callable[[R, CallOptions], Coroutine[Any, Any, Answer]]) -> Response:
         """The whole answer, or its stream once the first event is there.
@@ -74,7 +71,7 @@ class _Call:
         Raises:
             BatonError: before the first byte, so it becomes a status.
         """
-        try:
+        with self._record.counting_failures():
             options = self._options()
             parsed = parse_request(kind, await read_body(self._request, self._gateway.config.max_body_bytes))
             answer = await while_connected(self._request.receive, prepare(parsed, options))
@@ -83,16 +80,7 @@ class _Call:
                 first = await while_connected(self._request.receive, anext(events))
                 return EventStream(first, events)
             whole = await while_connected(self._request.receive, answer.whole())
-        except BatonError as error:
-            self._count(error.code)
-            raise
-        except asyncio.CancelledError:
-            self._count(ClientGone.code)
-            raise
-        except Exception:
-            self._count(InternalError.code)
-            raise
-        self._count(answer.outcome)
+        self._record.end(answer.outcome)
         return Response(whole.to_json(), media_type="application/json")
 
     async def _events(self, answer: Answer) -> AsyncGenerator[str, None]:
@@ -103,27 +91,21 @@ class _Call:
                 async for event in events:
                     yield event
                     has_begun = True
-            self._count(answer.outcome)
+            self._record.end(answer.outcome)
             yield DONE
         except BatonError as error:
-            self._count(error.code)
+            self._record.end(error.code)
             if not has_begun:
                 raise
             yield error_event(error)
         except Exception as error:
-            self._count(InternalError.code)
+            self._record.end(InternalError.code)
             if not has_begun:
                 raise
             _LOG.error("bug in the gateway, in a stream", exc_info=error)
             yield error_event(InternalError("internal error of the gateway"))
         finally:
-            self._count(ClientGone.code)  # counts when nothing else did: the reader closed us
-
-    def _count(self, outcome: str) -> None:
-        if not self._is_counted:
-            self._is_counted = True
-            self._gateway.metrics.live.dec()
-            self._gateway.metrics.requests.labels(self._endpoint, outcome).inc()
+            self._record.end(ClientGone.code)  # counts when nothing else did: the reader closed us
 
     def _options(self) -> CallOptions:
         headers = self._request.headers
@@ -137,7 +119,7 @@ def _timeout_s(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= _MAX_TIMEOUT_S:
-        message = f"header {TIMEOUT_HEADER}: must be seconds, above 0 and at most {_MAX_TIMEOUT_S:.0f} (got {text[:40]!r})"
+    if not 0 < value <= MAX_TIMEOUT_S:
+        message = f"header {TIMEOUT_HEADER}: must be seconds, above 0 and at most {MAX_TIMEOUT_S:.0f} (got {text[:40]!r})"
         raise InvalidRequest(message, param=TIMEOUT_HEADER)
     return value

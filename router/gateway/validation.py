@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -31,12 +32,28 @@ def parse_request(kind: type[R], body: bytes) -> R:
         body.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8: invalid byte at position {error.start}") from error
-    try:
+    with _refusing():
         request = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error) from error
     check_refused_fields(request.model_extra or {})
     return request
+
+
+def check_fields(kind: type[R], fields: Mapping[str, Any]) -> R:
+    """As `parse_request`, for fields that did not come as JSON.
+
+    Raises:
+        InvalidRequest: a value out of its limits.
+    """
+    with _refusing():
+        return kind.model_validate(fields)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise _refusal(error) from error
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:

@@ -1,10 +1,16 @@
-"""What a failed start says."""
+"""What a failed start says, and what is found out before one."""
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from deploy.local_cluster import last_line
+from cluster.errors import ConfigError
+from deploy.config_file import load_serve_file
+from deploy.local_cluster import check_ports_free, last_line
+from tests.conftest import free_port
+from tests.deploy.test_config_file import LOCAL
 
 RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 Traceback (most recent call last):
@@ -28,3 +34,14 @@ cluster.errors.ConfigError: decode.kv_cache_bytes: 8 GiB do not fit beside the w
 )
 def test_the_cause_is_the_last_error(message: str, said: str) -> None:
     assert last_line(message) == said
+
+
+def test_a_port_in_use_is_refused_by_its_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy, free = taken.getsockname()[1], free_port()
+        with pytest.raises(ConfigError, match=rf"^http_options.port: {busy} on .* --port") as http:
+            check_ports_free(load_serve_file(LOCAL, ["gateway.grpc_port=null"], port=busy))
+        with pytest.raises(ConfigError, match=rf"^gateway.grpc_port: {busy} on .* --set gateway.grpc_port=") as grpc:
+            check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={busy}"], port=free))
+        assert (http.value.param, grpc.value.param) == ("http_options.port", "gateway.grpc_port")
+        check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={free}"], port=free))

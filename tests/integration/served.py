@@ -1,4 +1,4 @@
-"""One application of the demo model on the session's Serve, as the tests see it: over HTTP, as clients do."""
+"""One application of the demo model on the session's Serve, as the tests see it: over HTTP and gRPC, as clients do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import httpx2
 import yaml
 from openai import AsyncOpenAI
 
+from tests.conftest import free_port
+
 LOCAL = Path(__file__).parents[2] / "deploy/local.yaml"
 CLOSE_S = 10.0
 
@@ -24,6 +26,7 @@ class Served:
 
     name: str
     url: str
+    grpc_target: str
 
     def client(self, **options: Any) -> AsyncOpenAI:
         """The openai client, without retries of its own."""
@@ -76,10 +79,11 @@ def serving(serve_url: str, name: str, **changes: Any) -> Iterator[Served]:
     from deploy.app import build
 
     args = yaml.safe_load(LOCAL.read_text())["applications"][0]["args"]
+    args["gateway"]["grpc_port"] = grpc_port = free_port()
     for key, value in changes.items():
         args[key] = {**args[key], **value} if isinstance(value, dict) else value
     serve.run(build(args), name=name, route_prefix=f"/{name}")
     try:
-        yield Served(name, f"{serve_url}/{name}")
+        yield Served(name, f"{serve_url}/{name}", f"127.0.0.1:{grpc_port}")
     finally:
         serve.delete(name)

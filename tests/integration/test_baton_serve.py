@@ -26,7 +26,8 @@ def baton_serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The running command, in a process group of its own as a shell would start it, and its URL."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     port = free_port()
-    command = [sys.executable, "-m", "deploy.cli", "serve", "--port", str(port), *arguments]
+    options = ["--port", str(port), "--set", f"gateway.grpc_port={free_port()}"]
+    command = [sys.executable, "-m", "deploy.cli", "serve", *options, *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:

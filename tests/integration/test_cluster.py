@@ -14,8 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.pb import inference_pb2 as pb
+from cluster.pb.inference_pb2_grpc import InferenceStub
 from tests.integration.served import Served, serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
@@ -241,6 +245,42 @@ async def test_time_adds_up_over_http(served: Served) -> None:
     assert timings["prefill_s"] > 0
     assert timings["transfer_s"] > 0
     assert -0.001 < timings["ttft_unexplained_s"] < 0.1, "on a busy machine the hops may take long; that they are told is the point"
+
+
+async def test_grpc_gives_the_text_of_http_and_leaves_nothing(served: Served) -> None:
+    """The same engines, two protocols. What a cancel on a message, a deadline and `Abort` leave, the fixture would see."""
+    prompt = "Once upon a time, in a lighthouse,"
+    async with served.client() as client:
+        by_http = await client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=24)
+    assert by_http.usage is not None
+    async with aio.insecure_channel(served.grpc_target) as channel:
+        stub: Any = InferenceStub(channel)
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert (await stub.GetModel(pb.GetModelRequest())).name == MODEL
+        wanted = pb.GenerateRequest(model=MODEL, text=prompt, temperature=0.0, max_tokens=24)
+        messages = [message async for message in stub.Generate(wanted, timeout=60)]
+        assert "".join(message.text for message in messages) == by_http.choices[0].text
+        assert messages[-1].usage.prompt_tokens == by_http.usage.prompt_tokens
+        assert messages[-1].usage.completion_tokens == by_http.usage.completion_tokens
+        assert len(messages) > 3, "it came in pieces"
+        endless = pb.GenerateRequest(model=MODEL, text=prompt, max_tokens=4000, ignore_eos=True)
+        left = stub.Generate(endless, timeout=60)
+        assert (await left.read()).text
+        left.cancel()
+        await served.await_balance()
+        assert await _status(stub.Generate(endless, timeout=1.0)) is StatusCode.DEADLINE_EXCEEDED
+        aborted = stub.Generate(endless, timeout=60)
+        request_id = (await aborted.read()).request_id
+        assert (await stub.Abort(pb.AbortRequest(request_id=request_id))).aborted
+        assert await _status(aborted) is StatusCode.CANCELLED
+
+
+async def _status(call: Any) -> StatusCode:
+    with pytest.raises(aio.AioRpcError) as raised:
+        while await call.read() is not aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+            pass
+    return raised.value.code()
 
 
 async def test_colocated_gives_the_same_text(served: Served, serve_url: str) -> None:

@@ -170,13 +170,13 @@ class _Prefill(worker_pb2_grpc.PrefillServicer):
             key = f"{request.request.request_id}/{request.request.attempt}"
             is_whole = len(outputs) == 1
             taken = self._worker.leases.setdefault(key, asyncio.Event())
-            yield pb.PrefillEvent(
-                first_token=pb.FirstToken(
-                    output=outputs[0], finish_reason=finish_reason_to_pb(reason if is_whole else None),
-                    ticket=b"" if is_whole else key.encode(), prefill_s=0.002,
-                )
-            )  # fmt: skip
             try:
+                yield pb.PrefillEvent(
+                    first_token=pb.FirstToken(
+                        output=outputs[0], finish_reason=finish_reason_to_pb(reason if is_whole else None),
+                        ticket=b"" if is_whole else key.encode(), prefill_s=0.002,
+                    )
+                )  # fmt: skip
                 if act is Act.FIRST_FAIL:
                     raise TicketStale("the lease ran out")
                 if not is_whole:

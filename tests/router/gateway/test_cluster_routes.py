@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.types import WorkerRole
-from router.gateway import cluster_routes
+from router.gateway import gateway
 from router.gateway.tokenizer import Tokenizer
 from tests.router.gateway.fake_workers import eventually
 from tests.router.gateway.fakes import fake_cluster
@@ -50,7 +50,7 @@ async def test_a_router_that_is_gone_is_no_capacity(tokenizer: Tokenizer) -> Non
 
 
 async def test_a_router_that_hangs_is_no_capacity(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_routes, "_ROUTER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(gateway, "ROUTER_TIMEOUT_S", 0.05)
     async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
         await cluster.gateway.book.settle()
         cluster.hang_router()

@@ -1,0 +1,41 @@
+"""Baton over gRPC from blocking code: `python -m deploy.examples.grpc_client "The capital of France is"`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import grpc
+
+from cluster.pb import inference_pb2 as pb
+from cluster.pb.inference_pb2_grpc import InferenceStub
+
+TIMEOUT_S = 120.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the text as it comes."""
+    parser = argparse.ArgumentParser(description="Complete a text over gRPC.")
+    parser.add_argument("prompt")
+    parser.add_argument("--target", default="127.0.0.1:9000", help="host:port of the gateway (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    options = parser.parse_args(arguments)
+    with grpc.insecure_channel(options.target) as channel:
+        try:
+            _complete(InferenceStub(channel), options.prompt, options.max_tokens)
+        except grpc.RpcError as error:
+            raise SystemExit(f"{error.code().name}: {error.details()}") from error
+
+
+def _complete(stub: InferenceStub, prompt: str, max_tokens: int) -> None:
+    model = stub.GetModel(pb.GetModelRequest(), timeout=TIMEOUT_S)
+    request = pb.GenerateRequest(model=model.name, text=prompt, max_tokens=max_tokens, temperature=0.0)
+    usage = pb.Usage()
+    for message in stub.Generate(request, timeout=TIMEOUT_S):
+        print(message.text, end="", flush=True)
+        usage = message.usage
+    print(f"\n[{model.name}: {usage.completion_tokens} tokens]")
+
+
+if __name__ == "__main__":
+    main()
