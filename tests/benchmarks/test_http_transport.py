@@ -31,7 +31,7 @@ async def load(
         return await Driver(transport, "tiny").run(requests or TOKENS.requests(0), ClosedLoop(concurrency), Budget(num_requests))
 
 
-@pytest.mark.slow  # compares clocks of two processes within milliseconds: not for a machine that does other things
+@pytest.mark.slow  # within milliseconds of what the server saw: not for a machine that does other things
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_measures_what_the_server_did(api: str) -> None:
     fake = FakeOpenAI(Script([(0.03, "a"), *[(0.01 + 0.005 * index, "b") for index in range(4)]], usage=5))
