@@ -12,8 +12,9 @@ from typing import Final
 
 import msgpack
 
+from cluster.errors import TicketMismatch
 from cluster.types import TokenOutput
-from cluster.wire import encode
+from cluster.wire import WireError, decode, encode
 
 KV_DTYPE_BYTES: Final = {"float32": 4, "bf16": 2, "int8": 1}
 _SCALE_BYTES: Final = {"float32": 0, "bf16": 0, "int8": 2}  # one fp16 per token and head
@@ -100,6 +101,18 @@ class KVTicket:
     def key(self) -> str:
         """`Request.key` of the attempt."""
         return f"{self.request_id}/{self.attempt}"
+
+    @staticmethod
+    def unpack(data: bytes) -> KVTicket:
+        """The ticket that came over a wire.
+
+        Raises:
+            TicketMismatch: `data` is no ticket.
+        """
+        try:
+            return decode(KVTicket, data)
+        except WireError as error:
+            raise TicketMismatch(str(error), param="ticket") from error
 
     def digest(self) -> bytes:
         """128 bits over every field: the commit proves with it that reader and owner mean the same blocks."""

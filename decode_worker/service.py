@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 
 from grpc import aio
 
-from cluster import convert, wire
+from cluster import convert
 from cluster.engine.engine import Reservation
 from cluster.engine.events import Allocated, EngineEvent, Failed, Token
-from cluster.errors import BatonError, InternalError, TicketMismatch, WorkerRefusal
+from cluster.errors import BatonError, InternalError, WorkerRefusal
 from cluster.kv_ticket import KVTicket
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import DecodeServicer
@@ -64,7 +64,7 @@ class DecodeService(DecodeServicer):
 
     async def _serve(self, request: Request, ticket: bytes, write: Write) -> None:
         if ticket:
-            await self._decode(request, _ticket(ticket), write)
+            await self._decode(request, KVTicket.unpack(ticket), write)
         elif self._may_prefill:
             await self._generate(request, write)
         else:
@@ -170,10 +170,3 @@ class _TokenStream:
 
 def _taken_to_pb(taken: Taken) -> pb.KVTaken:
     return pb.KVTaken(plane=taken.plane, num_bytes=taken.num_bytes, wait_s=taken.wait_s, transfer_s=taken.transfer_s)
-
-
-def _ticket(data: bytes) -> KVTicket:
-    try:
-        return wire.decode(KVTicket, data)
-    except wire.WireError as error:
-        raise TicketMismatch(str(error), param="ticket") from error

@@ -9,7 +9,7 @@ import torch
 from grpc import aio
 
 from cluster import rpc, wire
-from cluster.errors import TicketMismatch, WrongIncarnation
+from cluster.errors import WrongIncarnation
 from cluster.kv_ticket import KVLayout, KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
 from cluster.kv_transfer.chunks import pack_chunks
@@ -69,7 +69,7 @@ class KVService(stubs.KVServicer):
     async def Fetch(self, request: pb.FetchRequest, context: _Context) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         async with rpc.answering(context):
             self._check_header(request.header)
-            ticket = _ticket(request.ticket)
+            ticket = KVTicket.unpack(request.ticket)
             self._checker.check(ticket)
             rows = source_rows(ticket, request.indexes, self._pool.shape[0])
             for index, data in pack_chunks(self._pool, rows):
@@ -91,13 +91,6 @@ class KVService(stubs.KVServicer):
     def _check_header(self, header: pb.Header) -> None:
         if header.incarnation != self._incarnation:
             raise WrongIncarnation(f"this is incarnation {self._incarnation}, not {header.incarnation or '(none)'}", param="incarnation")
-
-
-def _ticket(data: bytes) -> KVTicket:
-    try:
-        return wire.decode(KVTicket, data)
-    except wire.WireError as error:
-        raise TicketMismatch(str(error), param="ticket") from error
 
 
 def _key(name: pb.TicketName) -> str:
