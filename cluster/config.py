@@ -126,7 +126,7 @@ class RouterConfig(_Section):
         2.0, description="prompt tokens placed on a prefill worker and not yet computed, as a multiple of its step budget"
     )
     report_timeout_s: Annotated[float, Field(ge=1)] = Field(3.0, description="a worker not heard of for this long gets no new work")
-    gateway_timeout_s: Annotated[float, Field(ge=5)] = Field(15.0, description="placements of a gateway not heard of for this long end")
+    gateway_timeout_s: Annotated[float, Field(ge=3)] = Field(5.0, description="placements of a gateway not heard of for this long end")
     recovery_s: Annotated[float, Field(ge=0)] = Field(1.0, description="how long a new router waits for the workers' reports")
     capacity_wait_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="how long a request waits while no worker could ever take it, as while a pool's only worker restarts; then 503"

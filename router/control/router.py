@@ -185,6 +185,7 @@ class Router:
         """Ends all that has run out of time."""
         now_s = self._now()
         self._reaper.end_silent(now_s)
+        self._reaper.end_orphans(now_s)
         no_capacity = self._readiness.no_capacity(now_s)
         self._dispatcher.refuse_where(lambda item: self._admission.overdue(item, now_s, self._config.capacity_wait_s, no_capacity))
         self._pump(now_s)

@@ -83,6 +83,6 @@ def _source(handle: DeploymentHandle[Any]) -> Source:
 GatewayDeployment = serve.deployment(
     name="Gateway",
     max_ongoing_requests=100_000,  # the router's queue is the only bound
-    health_check_period_s=5,
+    health_check_period_s=1,  # Serve notices by these checks alone that a replica died
     health_check_timeout_s=30,
 )(serve.ingress()(GatewayReplica))

@@ -27,7 +27,7 @@ from router.gateway.tokenizer import Tokenizer
 from router.gateway.validation import chat_messages, check_model, completion_prompt, sampling_params
 from router.gateway.worker_clients import WorkerClients
 
-HEARTBEAT_INTERVAL_S: Final = 3.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
 ROUTER_TIMEOUT_S: Final = 5.0  # of questions about the cluster's state
 MAX_TIMEOUT_S: Final = 86_400.0  # of a request
 
