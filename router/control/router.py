@@ -216,14 +216,18 @@ class Router:
 
     def books(self) -> ProcessBooks:
         """What this life of the router holds, and whether its parts agree."""
-        parts = (self.live, self.queue, self._redirects, self._dispatcher)
         return ProcessBooks(
             kind="router",
             name=str(self.epoch),
             held={"placements": len(self.live), "queued": len(self.queue), "redirects": len(self._redirects)},
-            faults=faults_of(*(part.check_integrity for part in parts), self._check_places),
+            faults=self.faults(),
             requests=tuple(sorted({live.request_id for live in self.live} | {item.request_id for item in self.queue})),
         )
+
+    def faults(self) -> tuple[str, ...]:
+        """Where its parts do not agree, in words."""
+        parts = (self.live, self.queue, self._redirects, self._dispatcher)
+        return faults_of(*(part.check_integrity for part in parts), self._check_places)
 
     def _check_places(self) -> None:
         for live in self.live:
