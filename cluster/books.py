@@ -9,7 +9,7 @@ from typing import Final
 
 from cluster.process_state import ProcessState, process_name
 
-POOL_SEGMENT: Final = "baton-kv"  # how the name of a KV pool's segment begins
+POOL_MEMFD: Final = "baton-kv"  # the name of every KV pool's shared memory file; libraries have files of their own
 _MAX_FAULT_CHARS: Final = 500
 
 
@@ -25,6 +25,16 @@ class ProcessBooks:
     peers: tuple[str, ...] = ()  # incarnations of the prefill workers whose pools it reads
     process: str = field(default_factory=process_name)
     state: ProcessState = field(default_factory=ProcessState.now)
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """The segments that are KV pools, its own or those of peers: name → bytes."""
+        return {name: size for name, size in self.state.segments.items() if name.startswith(f"{POOL_MEMFD}:")}
+
+    @property
+    def num_pool_files(self) -> int:
+        """Open descriptors of KV pools."""
+        return self.state.open_files.get(f"memfd:{POOL_MEMFD}", 0)
 
 
 @dataclass(frozen=True, slots=True)

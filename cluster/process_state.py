@@ -25,7 +25,7 @@ class ProcessState:
     those that map it give it the same name.
     """
 
-    open_files: dict[str, int]  # by kind: socket, pipe, memfd, eventfd, …; `file` is all that has a path
+    open_files: dict[str, int]  # by kind: socket, pipe, eventfd, …; shared memory as `memfd:NAME`; `file` is all that has a path
     max_open_files: int
     segments: dict[str, int]  # name → bytes
     rss_bytes: int
@@ -59,7 +59,8 @@ def _fd_targets() -> dict[int, str]:
 
 def _kind(target: str) -> str:
     if target.startswith("/"):
-        return "memfd" if _MEMFD.match(target) else "file"
+        memfd = _MEMFD.match(target)
+        return f"memfd:{memfd[1]}" if memfd else "file"
     found = _BRACKETS.match(target)
     return found[1] if found else "other"
 

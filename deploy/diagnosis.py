@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Final
 
-from cluster.books import POOL_SEGMENT, ClusterBooks, ProcessBooks
+from cluster.books import ClusterBooks, ProcessBooks
 
 CONFIRM_S: Final = 1.0  # between two gatherings: longer than a finished request takes to be forgotten everywhere
 _WORKERS: Final = ("prefill", "decode", "colocated")
@@ -30,7 +30,7 @@ class Trouble(StrEnum):
     FORGOTTEN = "forgotten"  # a gateway holds a request that the router does not know
     SEGMENT = "segment"  # shared memory of a KV pool that is no more
     PEER = "peer"  # a prefill worker that is no more, still known to a decode worker
-    MEMFD = "memfd"  # open descriptors of shared memory beyond the pool's own
+    MEMFD = "memfd"  # an open descriptor of a KV pool beyond the one of its owner
     FILES = "files"  # open files near the limit
 
 
@@ -129,13 +129,12 @@ def _requests(books: ClusterBooks) -> Iterator[Finding]:
 def _pools(books: ClusterBooks) -> Iterator[Finding]:
     """Every pool's segment belongs to a prefill worker that lives, and is open in that one alone."""
     owners = _of(books, "prefill")
-    owned = {name for process in owners for name in process.state.segments}
+    owned = {name for process in owners for name in process.pools}
     lives = {process.name for process in owners}
     for process in books.processes:
-        segments = {name: size for name, size in process.state.segments.items() if name.startswith(f"{POOL_SEGMENT}:")}
-        if process.kind == "prefill" and len(segments) > 1:
-            yield Finding(Trouble.SEGMENT, _name(process), "", f"maps {len(segments)} KV pools, it has one")
-        for name, size in segments.items():
+        if process.kind == "prefill" and len(process.pools) > 1:
+            yield Finding(Trouble.SEGMENT, _name(process), "", f"maps {len(process.pools)} KV pools, it has one")
+        for name, size in process.pools.items():
             if name not in owned:
                 yield Finding(Trouble.SEGMENT, _name(process), name, f"maps {size / 2**20:.0f} MiB of a KV pool that no prefill worker has")
         for peer in set(process.peers) - lives:
@@ -144,9 +143,10 @@ def _pools(books: ClusterBooks) -> Iterator[Finding]:
 
 def _files(process: ProcessBooks) -> Iterator[Finding]:
     state = process.state
-    num_memfds, expected = state.open_files.get("memfd", 0), 1 if process.kind == "prefill" else 0
-    if num_memfds > expected:
-        yield Finding(Trouble.MEMFD, _name(process), "", f"has {num_memfds} memfds open, {expected} at most are expected")
+    expected = 1 if process.kind == "prefill" else 0
+    if process.num_pool_files > expected:
+        text = f"has {process.num_pool_files} descriptors of KV pools open, {expected} at most are expected"
+        yield Finding(Trouble.MEMFD, _name(process), "", text)
     num_files = sum(state.open_files.values())
     if num_files > _MAX_FILES_SHARE * state.max_open_files:
         yield Finding(Trouble.FILES, _name(process), "", f"has {num_files} files open, the limit is {state.max_open_files}")

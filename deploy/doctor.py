@@ -23,7 +23,7 @@ from deploy.diagnosis import CONFIRM_S, Diagnosis, diagnose, in_order
 
 _PATH: Final = "/v1/cluster/books"
 _TIMEOUT_S: Final = 30.0
-_HEADINGS: Final = ("process", "kind", "open files", "segments", "RSS", "threads", "holds")
+_HEADINGS: Final = ("process", "kind", "open files", "KV pools mapped", "RSS", "threads", "holds")
 
 
 class Unreachable(Exception):
@@ -118,10 +118,10 @@ def _table(books: ClusterBooks) -> str:
 
 def _row(process: ProcessBooks) -> tuple[str, ...]:
     state = process.state
-    segments = f"{len(state.segments)}: {_mib(sum(state.segments.values()))}" if state.segments else "none"
+    pools = f"{len(process.pools)}: {_mib(sum(process.pools.values()))}" if process.pools else "none"
     num_files = str(sum(state.open_files.values()))
     holds = ", ".join(_holdings(process)) or "nothing"
-    return process.process, process.kind, num_files, segments, _mib(state.rss_bytes), str(state.num_threads), holds
+    return process.process, process.kind, num_files, pools, _mib(state.rss_bytes), str(state.num_threads), holds
 
 
 def _holdings(process: ProcessBooks) -> Iterator[str]:

@@ -14,11 +14,11 @@ POOL_BYTES = 512 * 2**20
 def process(kind: str, *, held: dict[str, int] | None = None, **changes: Any) -> ProcessBooks:
     """One process; of its state, `open_files` and `segments` may be given by name."""
     pool = {"baton-kv:7": POOL_BYTES} if kind in ("prefill", "decode") else {}
-    files = {"socket": 20, "file": 5, **({"memfd": 1} if kind == "prefill" else {})}
+    files = {"socket": 20, "file": 5, **({"memfd:baton-kv": 1, "memfd:jit": 1} if kind == "prefill" else {})}
     state = ProcessState(
         open_files=changes.pop("open_files", files),
         max_open_files=1024,
-        segments=changes.pop("segments", pool),
+        segments={"jit:3": 4096, **changes.pop("segments", pool)},
         rss_bytes=300 * 2**20,
         num_threads=30,
     )

@@ -7,11 +7,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -27,7 +24,6 @@ from tests.integration.served import Served, serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
 
-ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m-instruct"
 CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 TALE: list[Any] = [{"role": "user", "content": "Tell me a long story about a lighthouse keeper. " * 8}]
@@ -238,49 +234,6 @@ async def test_one_scrape_has_every_process(served: Served) -> None:
     for sample in blocks.samples:
         idle[sample.labels["state"]] += sample.value
     assert idle["owned"] == idle["leased"] == 0
-
-
-def _doctor(served: Served, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.cli", "doctor", served.url, *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-
-async def test_the_doctor_finds_it_balanced_after_traffic(served: Served) -> None:
-    await asyncio.gather(*(_tale(served, index) for index in range(4)))
-    done = await asyncio.to_thread(_doctor, served, "--wait", "20")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("balanced: idle\n")
-    for kind in ("gateway", "router", "prefill", "decode"):
-        assert sum(kind in line.split() for line in done.stdout.splitlines()) == 1, done.stdout
-    books = await served.processes()
-    assert [len(process.state.segments) for process in books.processes if process.kind in ("prefill", "decode")] == [1, 1]
-
-
-async def test_the_doctor_tells_running_requests_from_leaks(served: Served) -> None:
-    async with served.client() as client:
-        options = {"messages": TALE, "max_tokens": 1500, "stream": True, "extra_body": {"ignore_eos": True}}
-        streams = [await client.chat.completions.create(model=MODEL, **options) for _ in range(2)]
-        for stream in streams:
-            await anext(aiter(stream))
-        done = await asyncio.to_thread(_doctor, served, "--json")
-        for stream in streams:
-            await stream.close()
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["verdict"], report["findings"]) == (0, "balanced: 2 requests running", [])
-    [decode] = [process for process in report["processes"] if process["kind"] == "decode"]
-    assert decode["held"]["blocks_owned"] > 0
-
-
-async def test_a_killed_prefill_worker_leaves_no_files_and_no_memory_with_the_others(served: Served) -> None:
-    await ask(served)
-    await served.await_balance()
-    before = await served.states()
-    [victim] = served.pids("Prefill")
-    os.kill(victim, signal.SIGKILL)
-    await asyncio.sleep(1.0)
-    await served.await_ready()
-    await ask(served)  # the decode worker maps the new life's pool
-    await served.await_no_more_files_than(before)
 
 
 async def test_time_adds_up_over_http(served: Served) -> None:
