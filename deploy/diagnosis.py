@@ -30,7 +30,7 @@ class Trouble(StrEnum):
     FORGOTTEN = "forgotten"  # a gateway holds a request that the router does not know
     SEGMENT = "segment"  # shared memory of a KV pool that is no more
     PEER = "peer"  # a prefill worker that is no more, still known to a decode worker
-    MEMFD = "memfd"  # an open descriptor of a KV pool beyond the one of its owner
+    MEMFD = "memfd"  # descriptors of KV pools beyond those of the mappings and the owner
     FILES = "files"  # open files near the limit
 
 
@@ -143,9 +143,9 @@ def _pools(books: ClusterBooks) -> Iterator[Finding]:
 
 def _files(process: ProcessBooks) -> Iterator[Finding]:
     state = process.state
-    expected = 1 if process.kind == "prefill" else 0
+    expected = len(process.pools) + (process.kind == "prefill")  # each mapping keeps one, and the owner hands one out
     if process.num_pool_files > expected:
-        text = f"has {process.num_pool_files} descriptors of KV pools open, {expected} at most are expected"
+        text = f"has {process.num_pool_files} descriptors of KV pools open, {expected} are expected"
         yield Finding(Trouble.MEMFD, _name(process), "", text)
     num_files = sum(state.open_files.values())
     if num_files > _MAX_FILES_SHARE * state.max_open_files:

@@ -14,7 +14,8 @@ POOL_BYTES = 512 * 2**20
 def process(kind: str, *, held: dict[str, int] | None = None, **changes: Any) -> ProcessBooks:
     """One process; of its state, `open_files` and `segments` may be given by name."""
     pool = {"baton-kv:7": POOL_BYTES} if kind in ("prefill", "decode") else {}
-    files = {"socket": 20, "file": 5, **({"memfd:baton-kv": 1, "memfd:jit": 1} if kind == "prefill" else {})}
+    pool_files = {"prefill": 2, "decode": 1}.get(kind, 0)
+    files = {"socket": 20, "file": 5, **({"memfd:baton-kv": pool_files, "memfd:jit": 1} if pool_files else {})}
     state = ProcessState(
         open_files=changes.pop("open_files", files),
         max_open_files=1024,

@@ -87,14 +87,14 @@ OFF: dict[str, tuple[ClusterBooks, Trouble, str]] = {
         "decode host-decode still has the prefill worker dead-life as a peer, which is no more",
     ),
     "a memfd kept by the reader": (
-        cluster(process("decode", open_files={"memfd:baton-kv": 1})),
+        cluster(process("decode", open_files={"memfd:baton-kv": 2})),
         Trouble.MEMFD,
-        "decode host-decode has 1 descriptors of KV pools open, 0 at most are expected",
+        "decode host-decode has 2 descriptors of KV pools open, 1 are expected",
     ),
-    "two memfds of the owner": (
-        cluster(process("prefill", open_files={"memfd:baton-kv": 2})),
+    "one too many of the owner": (
+        cluster(process("prefill", open_files={"memfd:baton-kv": 3})),
         Trouble.MEMFD,
-        "prefill host-prefill has 2 descriptors of KV pools open, 1 at most are expected",
+        "prefill host-prefill has 3 descriptors of KV pools open, 2 are expected",
     ),
     "files near the limit": (
         cluster(process("gateway", open_files={"socket": 900})),

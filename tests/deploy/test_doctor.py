@@ -76,7 +76,7 @@ def test_an_idle_cluster(said: Said, suffix: str) -> None:
     lines = said()[0].splitlines()
     assert lines[0].split() == ["process", "kind", "open", "files", "KV", "pools", "mapped", "RSS", "threads", "holds"]
     assert lines[1].split() == ["host-gateway", "gateway", "25", "none", "300", "MiB", "30", "nothing"]
-    assert lines[3].split() == ["host-prefill", "prefill", "27", "1:", "512", "MiB", "300", "MiB", "30", "nothing"]
+    assert lines[3].split() == ["host-prefill", "prefill", "28", "1:", "512", "MiB", "300", "MiB", "30", "nothing"]
     assert lines[5:] == ["", "balanced: idle"]
 
 

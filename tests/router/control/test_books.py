@@ -23,7 +23,7 @@ async def busy_cluster() -> tuple[Cluster, list[asyncio.Task[object]]]:
     await cluster.place(request("placed"))
     await cluster.place(request("declined"))
     redirect = asyncio.create_task(cluster.router.redirect(Redirect("declined", "d#1", 1.0)))
-    tasks: list[asyncio.Task[object]] = [redirect, *cluster.admit(request("q1"), request("q2"))]  # type: ignore[list-item]
+    tasks: list[asyncio.Task[object]] = [redirect, *cluster.admit(request("q1"), request("q2"))]
     await settle()
     return cluster, tasks
 
