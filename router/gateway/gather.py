@@ -37,4 +37,4 @@ async def _ask(source: Source[T], timeout_s: float) -> Gathered[T]:
 
 
 def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__  # Ray's texts alone may say little

@@ -43,7 +43,7 @@ async def test_all_that_answer_are_heard_and_the_others_are_missing() -> None:
     }
     found = await Auditor(sources, timeout_s=0.05).books()
     assert found.processes == (ONE, OTHER)
-    assert found.missing["Decode"] == "1 of 3 did not answer: dead"
+    assert found.missing["Decode"] == "1 of 3 did not answer: RuntimeError: dead"
     assert found.missing["Gateway"] == "no replica is running"
     assert found.missing["Prefill"] == "1 of 1 did not answer: TimeoutError"
     assert found.missing["Router"].startswith("not a ProcessBooks: ")
@@ -97,7 +97,7 @@ async def test_the_route_tells_every_process(tokenizer: Tokenizer) -> None:
         cluster.lose_router()
         found = _books(await client.get("/v1/cluster/books"))
         assert [process.kind for process in found.processes] == ["gateway"]
-        assert found.missing == {"Router": "1 of 1 did not answer: the router is gone"}
+        assert found.missing == {"Router": "1 of 1 did not answer: RuntimeError: the router is gone"}
 
 
 def _books(response: httpx2.Response) -> ClusterBooks:
