@@ -3,7 +3,7 @@
 `serve run`, `serve deploy` and `baton serve` all come here. It binds four deployments; the gateway is the ingress:
 
     Gateway ──► Router ◄── Prefill, Decode        (Serve handles: admissions, load reports)
-       └──────► Prefill, Decode                   (Serve handles: only to gather metrics; tokens go over the workers' own gRPC)
+       └──────► Prefill, Decode                   (Serve handles: only to gather metrics and books; tokens go over the workers' own gRPC)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`baton`: serves a model from a config file, brings models, and loads servers. Also `python -m deploy.cli`.
+"""`baton`: serves a model from a config file, brings models, loads servers, and says whether a running one is well.
+
+Also `python -m deploy.cli`.
 
 Exit codes: 0 served and stopped, 1 the start failed or no request of a benchmark was answered,
-2 the command line or the config is wrong (then nothing was started), 130 interrupted.
+2 the command line or the config is wrong (then nothing was started), 130 interrupted. Those of `baton doctor` are in `deploy.doctor`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.load.options import add_options
 from cluster.errors import ConfigError
+from deploy.doctor import add_options as add_doctor_options
+from deploy.doctor import doctor as run_doctor
 from deploy.environment import prepare_environment
 
 
@@ -51,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="load a running server, and print latencies, rates and goodput")
     add_options(bench)
     bench.set_defaults(run=_bench)
+    doctor = commands.add_parser("doctor", help="say whether the books of a running Baton balance, or what is off")
+    add_doctor_options(doctor)
+    doctor.set_defaults(run=run_doctor)
     return parser
 
 
