@@ -57,8 +57,8 @@ class OpenAIServer:
         """
         with self._connected() as connection:
             connection.request("GET", self._parts.path + path, headers=_headers())
-            response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
+            with connection.getresponse() as response:
+                return response.status, response.read().decode(errors="replace")
 
     def get_json(self, path: str) -> Any:
         """The JSON that a GET brings.
@@ -97,12 +97,12 @@ class OpenAIServer:
         with self._connected() as connection:
             headers = {"content-type": "application/json", **_headers(), **({"x-baton-timings": "1"} if timings else {})}
             connection.request("POST", self._parts.path + path, json.dumps(body), headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise _refusal(response)
-            for line in response:
-                if data := event_data(line):
-                    yield _event(data)
+            with connection.getresponse() as response:  # which may have taken the socket over from the connection
+                if response.status != 200:
+                    raise _refusal(response)
+                for line in response:
+                    if data := event_data(line):
+                        yield _event(data)
 
     @contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
