@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-_HEADER: Final = ("worker", "life", "state", "age", "run", "wait", "KV blocks", "tokens/s", "steps/s")
+_HEADER: Final = ("worker", "life", "state", "age", "run", "wait", "KV used", "tokens/s", "steps/s")
 _IS_NUMBER: Final = (False, False, False, True, True, True, True, True, True)
 _KV_COLUMN: Final = 6
-_LIFE_CHARS: Final = 8
+_LIFE_CHARS: Final = 6
 _MIN_BAR_CHARS, _MAX_BAR_CHARS = 4, 16
 _GAP: Final = "  "
 
