@@ -58,10 +58,10 @@ def _router_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _queue_lines(queue: Mapping[str, Any]) -> Iterator[str]:
-    yield f"queue   {queue['num_requests']:,} requests, {queue['num_tokens']:,} tokens"
+    yield f"queue   requests {queue['num_requests']:,}, tokens {queue['num_tokens']:,}"
     for name, of_class in queue["by_class"].items():
         if of_class["num_requests"]:
-            counts = f"{of_class['num_requests']:,} requests, {of_class['num_tokens']:,} tokens"
+            counts = f"requests {of_class['num_requests']:,}, tokens {of_class['num_tokens']:,}"
             yield f"        {name}: {counts}, oldest waits {duration(of_class['oldest_wait_s'])}"
 
 

@@ -85,7 +85,7 @@ def pull_from_hub(hub_id: HubId, report: Report = lambda line: None) -> Path:
         _check(hub_id, listing, partial)
         num_bytes = sum(listing.weights.values())
         check_space(partial, num_bytes)
-        report(f"downloading {hub_id} ({_size(num_bytes)} in {len(listing.weights)} files)")
+        report(f"downloading {hub_id} ({_size(num_bytes)} of weights)")
         with _reporting(partial, num_bytes, report):
             _fetch(hub_id, listing, listing.weights, partial)
         shutil.rmtree(partial / ".cache", ignore_errors=True)  # the library's notes on its downloads

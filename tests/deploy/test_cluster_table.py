@@ -87,8 +87,8 @@ async def test_queue_and_placements() -> None:
     await settle()
     cluster.clock.advance(1.5)
     lines = cluster_lines(sample(cluster), None, WIDTH)
-    assert "queue   1 requests, 48 tokens" in lines
-    assert "        normal: 1 requests, 48 tokens, oldest waits 1.5 s" in lines
+    assert "queue   requests 1, tokens 48" in lines
+    assert "        normal: requests 1, tokens 48, oldest waits 1.5 s" in lines
     assert "live    prefill 1, decode 0" in lines
     for task in (placed, waiting):
         task.cancel()
