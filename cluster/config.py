@@ -166,7 +166,9 @@ class TransferConfig(_Section):
 class BatonConfig(_Section):
     """Everything. One model an application."""
 
-    model: str = Field(description="the demo model's name, a folder with safetensors, or a GGUF file with its tokenizer beside it")
+    model: str = Field(
+        description="the demo model's name, a folder with safetensors, a GGUF file, or a hub id as org/name or org/name@revision"
+    )
     served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
     mode: Literal["disaggregated", "colocated"] = Field("disaggregated", description="two pools, or `decode` alone doing both")
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(None, description="prompt + output tokens; default: the model's own limit")
