@@ -13,7 +13,9 @@ from benchmarks.load.lengths import FORMS, Length, parse_length
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All options; their namespace goes to `benchmarks.serve.bench`."""
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="of an OpenAI server (default: %(default)s)")
+    parser.add_argument(
+        "url", nargs="?", default="http://127.0.0.1:8000", help="of an OpenAI server, or grpc://HOST:PORT of a Baton (default: %(default)s)"
+    )
     _add_target(parser.add_argument_group("target"))
     _add_pace(parser.add_argument_group("when requests are sent"))
     _add_requests(parser.add_argument_group("what is asked"))
@@ -25,7 +27,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
     group.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of one request (default: %(default)s)")
     group.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos: answers may be shorter than asked for")
-    group.add_argument("--body", type=_json_object, default={}, metavar="JSON", help="fields added to every body")
+    group.add_argument("--body", type=_json_object, default={}, metavar="JSON", help="fields added to every request")
 
 
 def _add_pace(group: argparse._ArgumentGroup) -> None:
