@@ -76,7 +76,7 @@ class _Plain:
             (400, {**right, "temperature": -1}),
             (400, {**right, "max_tokens": 10_000_000}),
             (400, {**right, "prompt": [2**31]}),
-            (400, {**right, "no_such_field": asked.variant}),
+            (400, {**right, "n": 2 + asked.variant}),
             (404, {**right, "model": f"no-such-model-{asked.variant}"}),
             (400, "{no JSON"),
         ]
