@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cluster.engine.operations import make_operations, quantize_rows
 from cluster.engine.quantization import make_scheme, quantize_channels
@@ -41,30 +40,24 @@ def test_int8_linear_is_near_the_float_one() -> None:
     assert (error.square().mean() / exact.square().mean()).sqrt() < 0.015
 
 
-class RowCounts(TorchDispatchMode):
-    """How many rows oneDNN's int8 kernel was given, by call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.onednn.qlinear_pointwise.default:
-            self.found.append(args[0].shape[0])
-        return func(*args, **(kwargs or {}))
-
-
-def test_int8_linears_need_few_kernels_whatever_the_number_of_rows() -> None:
+def test_int8_linears_need_few_kernels_whatever_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN keeps a compiled kernel for each number of rows: hundreds of MiB if every number were one."""
+    kernel, counts = torch.ops.onednn.qlinear_pointwise.default, []
+
+    def counting(levels: Tensor, *arguments: Any) -> Any:
+        counts.append(levels.shape[0])
+        return kernel(levels, *arguments)
+
+    monkeypatch.setattr(torch.ops.onednn.qlinear_pointwise, "default", counting)
     linear = make_scheme("int8").make_linear(random(8, 32), None, CPU)
     x = random(512, 32, seed=1)
     whole = linear(x)
-    with RowCounts() as counts:
-        for num_rows in range(1, 513):
-            assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
-    assert len(counts.found) == 512
-    assert len(set(counts.found)) == 16 + 31
-    assert all(filled < num_rows + 16 for num_rows, filled in enumerate(counts.found, start=1))
+    counts.clear()
+    for num_rows in range(1, 513):
+        assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
+    assert len(counts) == 512
+    assert len(set(counts)) == 16 + 31
+    assert all(filled < num_rows + 16 for num_rows, filled in enumerate(counts, start=1))
 
 
 def test_rows_are_quantized_to_half_a_step() -> None:
