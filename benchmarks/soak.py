@@ -57,7 +57,7 @@ def _target(options: argparse.Namespace) -> AbstractContextManager[Target]:
 
 def _report(options: argparse.Namespace, soaked: Soaked) -> int:
     growths = growths_of(soaked.histories, options.warm_up)
-    problems = problems_of(soaked, growths)
+    problems = problems_of(soaked, growths, options.warm_up)
     print_figures(soaked, growths, problems)
     settings = {"seed": options.seed, "warm_up_s": options.warm_up, "cancel_share": options.cancel_share, "overrides": options.set}
     publish("soak", {**settings, **as_json(soaked, growths, problems)}, options.results)

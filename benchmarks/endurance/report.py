@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from benchmarks.endurance.session import Soaked
-from benchmarks.endurance.verdict import MIB, Growth, ProcessGrowth
+from benchmarks.endurance.verdict import MIB, Growth, ProcessGrowth, is_overloaded
 from benchmarks.report import table
 
 _HEADER: Final = ("process", "RSS (MiB)", "anonymous (MiB)", "MiB/h", "shmem (MiB)", "open files", "files/h", "threads", "verdict")
@@ -26,9 +26,13 @@ def print_figures(soaked: Soaked, growths: list[ProcessGrowth], problems: list[s
         print(f"problem: {problem}")
 
 
-def problems_of(soaked: Soaked, growths: list[ProcessGrowth]) -> list[str]:
+def problems_of(soaked: Soaked, growths: list[ProcessGrowth], warm_up_s: float) -> list[str]:
     """Why the soak did not pass; empty if it did."""
     found = [f"{growth.name}: {problem}" for growth in growths for problem in growth.problems]
+    if is_overloaded(soaked.num_running, warm_up_s):
+        found.insert(
+            0, "more and more requests were running: the rate is above the capacity, and memory grows with what waits; ask for less"
+        )
     found += [f"{number} requests failed with {kind}" for kind, number in soaked.counts.errors.items()]
     return found + [f"the books do not balance: {number} {name} in the end" for name, number in soaked.left.items()]
 

@@ -1,12 +1,13 @@
 """What every process of a cluster holds, every few seconds, in bounded memory.
 
-Each process has one `History`. When one is full it drops every second sample and from then on keeps every second one that comes, so that a
-soak of days needs no more than one of hours.
+Each process has one `History`. When it is full, every second sample is dropped, and from then on every second one that comes: a soak of
+days needs no more than one of hours.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,37 +20,54 @@ MAX_SAMPLES: Final = 4096
 COLUMNS: Final = tuple(ProcessSample.__dataclass_fields__)
 
 
-def _columns() -> dict[str, array[float]]:
-    return {name: array("d") for name in ("time_s", *COLUMNS)}
+class Columns:
+    """Parallel series under names, with `time_s`, seconds after the start; at most `MAX_SAMPLES` long."""
 
+    def __init__(self, *names: str) -> None:
+        self._columns = {name: array("d") for name in ("time_s", *names)}
+        self._stride = 1  # of how many samples that come one is kept
+        self._num_seen = 0
 
-@dataclass(slots=True)
-class History:
-    """One process over time; `columns` are parallel, `time_s` is seconds after the start."""
+    def __len__(self) -> int:
+        return len(self._columns["time_s"])
 
-    role: str
-    pid: int
-    is_replica: bool
-    columns: dict[str, array[float]] = field(default_factory=_columns)
-    ended: bool = False
-    _stride: int = 1  # of how many samples that come one is kept
-    _num_seen: int = 0
+    def __getitem__(self, name: str) -> array[float]:
+        return self._columns[name]
 
-    def add(self, time_s: float, sample: ProcessSample) -> None:
+    def add(self, time_s: float, *values: float) -> None:
         """Appends one sample, or lets it be."""
         keep = self._num_seen % self._stride == 0
         self._num_seen += 1
         if not keep:
             return
-        self.columns["time_s"].append(time_s)
-        for name in COLUMNS:
-            self.columns[name].append(getattr(sample, name))
-        if len(self.columns["time_s"]) == MAX_SAMPLES:
-            self.columns = {name: column[::2] for name, column in self.columns.items()}
+        for column, value in zip(self._columns.values(), (time_s, *values), strict=True):
+            column.append(value)
+        if len(self) == MAX_SAMPLES:
+            self._columns = {name: column[::2] for name, column in self._columns.items()}
             self._stride *= 2
 
+    def after(self, time_s: float) -> dict[str, array[float]]:
+        """What came at `time_s` and later."""
+        first = bisect_left(self._columns["time_s"], time_s)
+        return {name: column[first:] for name, column in self._columns.items()}
+
+
+@dataclass(slots=True)
+class History:
+    """One process over time."""
+
+    role: str
+    pid: int
+    is_replica: bool
+    columns: Columns = field(default_factory=lambda: Columns(*COLUMNS))
+    ended: bool = False
+
+    def add(self, time_s: float, sample: ProcessSample) -> None:
+        """Appends one sample, or lets it be."""
+        self.columns.add(time_s, *(getattr(sample, name) for name in COLUMNS))
+
     def __len__(self) -> int:
-        return len(self.columns["time_s"])
+        return len(self.columns)
 
     @property
     def name(self) -> str:

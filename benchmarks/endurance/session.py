@@ -14,7 +14,7 @@ import aiohttp
 
 from benchmarks.endurance.books import await_balance
 from benchmarks.endurance.load import Counts, SoakLoad
-from benchmarks.endurance.sampler import History, Sampler
+from benchmarks.endurance.sampler import Columns, History, Sampler
 from benchmarks.endurance.senders import Send, senders
 from benchmarks.endurance.target import Target
 from benchmarks.endurance.traffic import Kind, Traffic
@@ -36,6 +36,7 @@ class Soaked:
     duration_s: float
     counts: Counts
     histories: list[History]
+    num_running: Columns  # requests, over time
     left: dict[str, int]  # owned, leased, queued or placed in the end
     interrupted: bool
 
@@ -48,6 +49,7 @@ class SoakSession:
         own = process_id(os.getpid())
         assert own is not None
         self._sampler = Sampler(target.root, (own,))
+        self._num_running = Columns("num_running")
         self._traffic = Traffic(
             options.input_tokens, options.output_tokens, options.vocab_size, options.cancel_share, grpc=target.grpc_target is not None
         )
@@ -65,7 +67,7 @@ class SoakSession:
             progress(f"{rate:.2f} requests/s for {options.duration:.0f} s, the first {options.warm_up:.0f} s not judged")
             interrupted = False
             async with (
-                _every(options.sample_interval, lambda: self._sampler.sample(clock.now_s())),
+                _every(options.sample_interval, lambda: self._sample(clock.now_s(), load.counts)),
                 _every(options.progress_interval, lambda: progress(self._line(clock, load.counts))),
             ):
                 try:
@@ -73,7 +75,11 @@ class SoakSession:
                 except asyncio.CancelledError:
                     interrupted = True
             duration_s = clock.now_s()
-        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, await self._left(), interrupted)
+        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, self._num_running, await self._left(), interrupted)
+
+    def _sample(self, time_s: float, counts: Counts) -> None:
+        self._num_running.add(time_s, counts.num_running)
+        self._sampler.sample(time_s)
 
     async def _capacity(self, sends: dict[Kind, Send]) -> float:
         progress(f"capacity: {_CAPACITY_USERS} users for {_CAPACITY_S:.0f} s")

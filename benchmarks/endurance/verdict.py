@@ -7,11 +7,11 @@ memory and open files; of RSS the slope is told too, since shared pages come as 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.endurance.sampler import History
+from benchmarks.endurance.sampler import Columns, History
 from benchmarks.endurance.trend import Trend
 
 FLAT_SHARE_PER_HOUR: Final = 0.01
@@ -28,6 +28,11 @@ class Growth:
     end: float
     mean: float
     trend: Trend | None
+
+    @classmethod
+    def of(cls, times_s: Sequence[float], values: Sequence[float]) -> Growth:
+        """At least one value."""
+        return cls(values[0], values[-1], statistics.fmean(values), Trend.of(times_s, values))
 
     @property
     def grows(self) -> bool:
@@ -79,14 +84,16 @@ class ProcessGrowth:
 
 def growth_of(history: History, warm_up_s: float) -> ProcessGrowth:
     """What `history` shows after the first `warm_up_s`."""
-    times_s = history.columns["time_s"]
-    first = next((index for index, time_s in enumerate(times_s) if time_s >= warm_up_s), len(times_s))
-    columns: dict[str, Growth] = {}
-    for name, column in history.columns.items():
-        values = column[first:]
-        if name != "time_s" and values:
-            columns[name] = Growth(values[0], values[-1], statistics.fmean(values), Trend.of(times_s[first:], values))
-    return ProcessGrowth(history.name, history.is_replica, history.ended, len(times_s) - first, columns)
+    after = history.columns.after(warm_up_s)
+    times_s = after.pop("time_s")
+    columns = {name: Growth.of(times_s, values) for name, values in after.items() if values}
+    return ProcessGrowth(history.name, history.is_replica, history.ended, len(times_s), columns)
+
+
+def is_overloaded(num_running: Columns, warm_up_s: float) -> bool:
+    """Whether requests came faster than they were answered: then what waits fills memory, and its growth says nothing."""
+    after = num_running.after(warm_up_s)
+    return len(after["time_s"]) > 0 and Growth.of(after["time_s"], after["num_running"]).grows
 
 
 def growths_of(histories: Iterable[History], warm_up_s: float) -> list[ProcessGrowth]:

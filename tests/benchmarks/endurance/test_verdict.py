@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.endurance.process_sample import ProcessSample
-from benchmarks.endurance.sampler import History
-from benchmarks.endurance.verdict import growth_of, growths_of
+from benchmarks.endurance.sampler import Columns, History
+from benchmarks.endurance.verdict import growth_of, growths_of, is_overloaded
 
 MIB = 2**20
 EMPTY = ProcessSample(rss_bytes=300 * MIB, pss_bytes=0, anonymous_bytes=200 * MIB, shmem_bytes=0, num_open_files=50, num_threads=9)
@@ -63,3 +63,13 @@ def test_too_short_to_judge() -> None:
     growth = growth_of(history(lambda hours: {"anonymous_bytes": int((200 + 900 * hours) * MIB)}, num_samples=30), 300)
     assert growth.verdict == "too few samples"
     assert not growths_of([history(lambda _: {}, num_samples=5)], warm_up_s=300), "gone before the warm-up was over"
+
+
+def test_a_queue_that_grows_is_overload_and_one_that_sways_is_not() -> None:
+    growing, swaying = Columns("num_running"), Columns("num_running")
+    for index in range(120):
+        growing.add(index * 5.0, index // 4)
+        swaying.add(index * 5.0, index % 9)
+    assert is_overloaded(growing, warm_up_s=60)
+    assert not is_overloaded(swaying, warm_up_s=60)
+    assert not is_overloaded(growing, warm_up_s=9999)
