@@ -26,7 +26,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from cluster.model_config import ModelConfig
 from deploy.gguf_import import check_architecture, import_gguf
 from deploy.hub_errors import explaining, refused
-from deploy.model_cache import Report, building, cache_folder, check_space, is_complete
+from deploy.model_cache import Report, building, check_space, is_complete
 
 _ID: Final = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^\s@]+))?", re.ASCII)
 _SMALL: Final = re.compile(r"config\.json|generation_config\.json|tokenizer[^/]*\.json|chat_template[^/]*")

@@ -1,14 +1,13 @@
 """The cache of models: folders that are complete or absent.
 
-It is `$BATON_CACHE`, else `$XDG_CACHE_HOME/baton`, else `~/.cache/baton`. A folder there is built under a temporary name beside its final
-one and renamed at the end; `.complete` lists the sizes of its files, which is all that later starts check.
+A folder there is built under a temporary name beside its final one and renamed at the end; `.complete` lists the sizes of its files,
+which is all that later starts check.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,13 +19,6 @@ from cluster.errors import ConfigError
 
 Report = Callable[[str], None]
 _MARK: Final = ".complete"
-
-
-def cache_folder() -> Path:
-    """Where models are kept."""
-    if chosen := os.environ.get("BATON_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
 
 
 def is_complete(folder: Path) -> bool:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cluster.cache import cache_folder
 from cluster.errors import ConfigError
 from deploy.gguf_import import import_gguf
 from deploy.hub_model import HubId, pull_from_hub
-from deploy.model_cache import Report, building, cache_folder, check_space, is_complete
+from deploy.model_cache import Report, building, check_space, is_complete
 
 
 @dataclass(frozen=True)

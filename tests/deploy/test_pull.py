@@ -13,7 +13,6 @@ import pytest
 from cluster.errors import ConfigError
 from deploy import pull
 from deploy.gguf_import import import_gguf
-from deploy.model_cache import cache_folder
 from deploy.pull import DEMO_MODEL, pull_demo, resolve_model
 from tests.deploy.tiny_gguf import write_gguf
 
@@ -109,14 +108,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="cannot write"):
         pull_demo()
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BATON_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/baton")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache/baton"
 
 
 def test_a_gguf_file_gets_a_folder_that_follows_its_content(tmp_path: Path) -> None:

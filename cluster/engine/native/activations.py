@@ -1,0 +1,103 @@
+"""Rows prepared for the matrix kernels, once for all linears that read them, with the operation before them fused in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.build import native_module
+from cluster.engine.native.packing import GROUP_SIZE
+
+Kind = Literal["TOKEN_INT8", "GROUP_INT8", "BF16"]
+_ALIGNMENT = 64
+
+
+class Activations:
+    """Quantized rows in memory of their own, which `fill` methods write as often as one likes.
+
+    TOKEN_INT8 has one scale a row, GROUP_INT8 one for each 32 values, both from the greatest magnitude; BF16 rounds to the nearest.
+    """
+
+    def __init__(self, kind: Kind, num_rows: int, num_columns: int) -> None:
+        """
+        Raises:
+            ValueError: no rows, or columns that are not a positive multiple of 32.
+        """
+        if num_rows <= 0:
+            raise ValueError(f"num_rows: {num_rows} is not positive")
+        if num_columns <= 0 or num_columns % GROUP_SIZE:
+            raise ValueError(f"num_columns: {num_columns} is not a positive multiple of {GROUP_SIZE}")
+        self._native = native_module()
+        self.kind = getattr(self._native.ActivationKind, kind)
+        self.num_rows, self.num_columns = num_rows, num_columns
+        num_bytes = self._native.activation_bytes(self.kind, num_rows, num_columns)
+        memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
+        self._memory = memory[-memory.data_ptr() % _ALIGNMENT :][:num_bytes]
+        self.view = self._native.Activations(self._memory.data_ptr(), self.kind, num_rows, num_columns)
+
+    def fill(self, x: Tensor) -> Activations:
+        """From float32 `[num_rows, num_columns]`."""
+        return self._fill(plain_source(self._native, x, self.num_rows, self.num_columns))
+
+    def fill_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Activations:
+        """From `x / sqrt(mean(x²) + eps) * weight`; `x` as in `fill`, `weight` float32 `[num_columns]`."""
+        check_rows("x", x, self.num_rows, self.num_columns)
+        check_vector("weight", weight, self.num_columns)
+        source = self._native.Source(self._native.Prologue.RMS_NORM, x.data_ptr(), x.stride(0), weight.data_ptr(), eps)
+        return self._fill(source)
+
+    def fill_silu_mul(self, gate_up: Tensor) -> Activations:
+        """From `silu(gate) * up`; `gate_up` is float32 `[num_rows, 2 * num_columns]`, gates first."""
+        check_rows("gate_up", gate_up, self.num_rows, 2 * self.num_columns)
+        return self._fill(self._native.Source(self._native.Prologue.SILU_MUL, gate_up.data_ptr(), gate_up.stride(0), 0, 0.0))
+
+    def levels(self) -> Tensor:
+        """uint8 or int8 `[num_rows, num_columns]`, or bfloat16; a view."""
+        name = self.kind.name
+        dtype = {"TOKEN_INT8": torch.uint8, "GROUP_INT8": torch.int8, "BF16": torch.bfloat16}[name]
+        rows = self._memory[: self.num_rows * self.view.row_stride].view(self.num_rows, self.view.row_stride)
+        return rows.view(dtype)[:, : self.num_columns]
+
+    def scales(self) -> Tensor:
+        """float32 `[num_rows]`, or `[num_rows, num_columns / 32]`; a view. BF16 has none."""
+        start = -(-self.num_rows // 16) * 16 * self.view.row_stride
+        is_grouped = self.kind.name == "GROUP_INT8"
+        count = self.num_rows * (self.num_columns // GROUP_SIZE if is_grouped else 1)
+        flat = self._memory[start : start + 4 * count].view(torch.float32)
+        return flat.view(self.num_rows, -1) if is_grouped else flat
+
+    def _fill(self, source: Any) -> Activations:
+        self._native.quantize(source, self.view)
+        return self
+
+
+def plain_source(native: Any, x: Tensor, num_rows: int, num_columns: int) -> Any:
+    """The kernels' view of float32 rows, which must outlive it.
+
+    Raises:
+        ValueError: `x` is something else.
+    """
+    check_rows("x", x, num_rows, num_columns)
+    return native.Source(native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0)
+
+
+def check_rows(name: str, x: Tensor, num_rows: int, num_columns: int) -> None:
+    """
+    Raises:
+        ValueError: `x` is not float32 `[num_rows, num_columns]` on the CPU with each row in one piece; names it.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != (num_rows, num_columns):
+        raise ValueError(f"{name}: {x.dtype} {list(x.shape)} on {x.device} is not float32 [{num_rows}, {num_columns}] on cpu")
+    if x.stride(1) != 1 or (num_rows > 1 and x.stride(0) < num_columns):
+        raise ValueError(f"{name}: strides {x.stride()} are not those of rows in one piece each")
+
+
+def check_vector(name: str, x: Tensor, length: int) -> None:
+    """
+    Raises:
+        ValueError: `x` is not contiguous float32 `[length]` on the CPU; names it.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != (length,) or not x.is_contiguous():
+        raise ValueError(f"{name}: {x.dtype} {list(x.shape)} on {x.device} is not contiguous float32 [{length}] on cpu")

@@ -1,0 +1,172 @@
+"""Builds the native kernels once and loads them: `python -m cluster.engine.native.build` builds ahead.
+
+A library lies in the cache folder under a key of everything that went into it, and is built under a temporary name and renamed, so it is
+complete or absent. A lock keeps processes that start together from compiling the same thing side by side.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import torch
+
+from cluster.cache import cache_folder
+
+Report = Callable[[str], None]
+_LOG: Final = logging.getLogger(__name__)
+_NAME: Final = "baton_native"
+_SOURCES: Final = Path(__file__).parent / "csrc"
+# Sums are fused where the code says so and nowhere else: every variant of a kernel must round alike.
+_COMPILER_FLAGS: Final = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-pthread")
+_BUILD_S: Final = 60
+
+
+class BuildError(Exception):
+    """Why this machine cannot have native kernels."""
+
+
+@cache
+def load_kernels(report: Report = _LOG.info) -> ModuleType | None:
+    """The compiled module; None, with one warning in the log, where it cannot be had. Builds it, a minute, the first time on a machine.
+
+    Args:
+        report: gets a line before a build.
+    """
+    try:
+        return _import(_built(report))
+    except (BuildError, OSError, ImportError) as error:
+        _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
+        return None
+
+
+def native_module() -> ModuleType:
+    """The compiled module, for code that cannot do without.
+
+    Raises:
+        RuntimeError: this machine has none.
+    """
+    module = load_kernels()
+    if module is None:
+        raise RuntimeError("native kernels are not available on this machine")
+    return module
+
+
+def library_path() -> Path:
+    """Where the library for these sources, this compiler and this torch belongs.
+
+    Raises:
+        BuildError: there is no compiler, or the platform is another than Linux on x86-64.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise BuildError(f"they need Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+    digest = hashlib.sha256(repr((_COMPILER_FLAGS, _compiler_version(), torch.__version__, sys.version)).encode())
+    for path in sorted(_SOURCES.iterdir()):
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return cache_folder() / "native" / digest.hexdigest()[:16] / f"{_NAME}.so"
+
+
+def _built(report: Report) -> Path:
+    library = library_path()
+    if library.exists():
+        return library
+    library.parent.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(library.parent.with_suffix(".lock")):
+        if not library.exists():
+            report(f"building native kernels (once, about {_BUILD_S} s)")
+            _build(library)
+    return library
+
+
+def _build(library: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=f".{library.parent.name}-", dir=library.parent.parent))
+    try:
+        _compile(partial)
+        library.parent.mkdir(exist_ok=True)
+        (partial / library.name).rename(library)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _compile(folder: Path) -> None:
+    # Imports setuptools, half a second that only a build needs.
+    from torch.utils import cpp_extension
+
+    with _tools_on_path():
+        if not cpp_extension.is_ninja_available():
+            raise BuildError("the build tool ninja is not installed")
+        try:
+            cpp_extension.load(
+                name=_NAME,
+                sources=[str(path) for path in sorted(_SOURCES.glob("*.cpp"))],
+                extra_cflags=list(_COMPILER_FLAGS),
+                extra_ldflags=["-pthread"],
+                build_directory=str(folder),
+            )
+        except RuntimeError as error:
+            lines = str(error).splitlines()
+            raise BuildError(next((line for line in lines if "error" in line.lower() and ":" in line), lines[0])) from error
+
+
+@contextmanager
+def _tools_on_path() -> Iterator[None]:
+    """pip puts ninja beside this interpreter, which is on the path only in an activated environment."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = f"{before}:{Path(sys.executable).parent}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system takes it from one that dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compiler_version() -> str:
+    compiler = os.environ.get("CXX", "c++")
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"there is no C++ compiler ({compiler})") from error
+
+
+def _import(library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_NAME, library)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{library} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    """Builds, or says why not."""
+    try:
+        print(_built(lambda line: print(line, flush=True)))
+    except (BuildError, OSError) as error:
+        print(f"no native kernels: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
