@@ -23,6 +23,7 @@ from urllib.parse import quote
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from cluster.cache import cache_folder
 from cluster.model_config import ModelConfig
 from deploy.gguf_import import check_architecture, import_gguf
 from deploy.hub_errors import explaining, refused
