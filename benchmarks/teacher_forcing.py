@@ -108,7 +108,7 @@ def _hand_over(source: KVCache, decode: BuiltModel, sequences: Sequence[EngineSe
 
 
 def _cache(built: BuiltModel, num_blocks: int) -> KVCache:
-    return KVCache(built.layout, torch.zeros((num_blocks, built.layout.block_bytes), dtype=torch.uint8))
+    return built.make_cache(torch.zeros((num_blocks, built.layout.block_bytes), dtype=torch.uint8))
 
 
 def _forward(built: BuiltModel, cache: KVCache, sequences: Sequence[EngineSequence]) -> Tensor:

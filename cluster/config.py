@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from cluster.errors import ConfigError
 
-Scheme = Literal["bf16", "int8", "float32"]
-KVDtype = Literal["bf16", "float32"]
+Scheme = Literal["bf16", "int8", "int4", "float32"]
+KVDtype = Literal["bf16", "int8", "float32"]
 PlaneName = Literal["shared_memory", "grpc"]
 
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -59,9 +59,13 @@ class _Section(BaseModel):
 class EngineConfig(_Section):
     """One worker's engine."""
 
-    scheme: Scheme = Field("int8", description="how linears compute: bf16, int8 (W8A8) or float32 (the oracle)")
-    kv_dtype: KVDtype = Field("bf16", description="how KV is stored; float32 goes with scheme float32")
-    kernels: Literal["cpu", "reference"] = Field("cpu", description="kernel set: cpu (oneDNN) or reference (plain torch)")
+    scheme: Scheme = Field("int8", description="how linears compute: bf16, int8 (W8A8), int4 (W4A8) or float32 (the oracle)")
+    kv_dtype: KVDtype = Field(
+        "bf16", description="how KV is stored: bf16, int8 with a scale for each token and head, or float32, which goes with scheme float32"
+    )
+    kernels: Literal["native", "torch", "reference"] = Field(
+        "native", description="kernel set: native (Baton's C++), torch (oneDNN; stands in where the native cannot be built) or reference"
+    )
     threads: Annotated[int, Field(ge=1, le=256)] = Field(1, description="torch threads of one worker")
     block_size: Annotated[int, Field(ge=8, le=256), AfterValidator(_power_of_two)] = Field(32, description="tokens in a KV block")
     kv_cache_bytes: ByteSize = Field(512 * 2**20, description="size of the KV pool")

@@ -35,7 +35,7 @@ _CORPUS: Final = (
 _SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
-    "intermediate_size": 176,
+    "intermediate_size": 192,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,

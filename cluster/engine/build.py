@@ -81,4 +81,4 @@ def _kv_cache(config: EngineConfig, built: BuiltModel, allocate: Allocate) -> KV
         storage = allocate(num_blocks * layout.block_bytes)
     except ConfigError as error:
         raise ConfigError(f"kv_cache_bytes: {error.message}, beside the weights", param="kv_cache_bytes") from error
-    return KVCache(layout, storage.view(num_blocks, layout.block_bytes))
+    return built.make_cache(storage.view(num_blocks, layout.block_bytes))

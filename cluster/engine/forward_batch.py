@@ -19,6 +19,7 @@ class BatchSpan:
     num_tokens: int
     position: int
     block_ids: tuple[int, ...]  # those that hold the tokens [0, end)
+    is_prompt: bool  # else one output token
 
     @property
     def end(self) -> int:
@@ -27,7 +28,7 @@ class BatchSpan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """All tokens of a step, those of one sequence in a row. Integer tensors are int64."""
+    """All tokens of a step, those of one sequence in a row, output tokens before prompts. Integer tensors are int64."""
 
     token_ids: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
@@ -39,9 +40,14 @@ class ForwardBatch:
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
 
+    @property
+    def num_output_tokens(self) -> int:
+        """The first rows, one of each sequence; all that follow are of prompts."""
+        return sum(not span.is_prompt for span in self.spans)
+
     @staticmethod
     def build(scheduled: Sequence[ScheduledSequence], block_size: int) -> ForwardBatch:
-        """The batch of one step. Every scheduled sequence has blocks for all its scheduled tokens."""
+        """The batch of one step. Every scheduled sequence has blocks for all its scheduled tokens; those of prompts come last."""
         token_ids: list[int] = []
         slots: list[int] = []
         sample_rows: list[int] = []
@@ -67,8 +73,15 @@ def _span(item: ScheduledSequence, first_row: int, block_size: int) -> BatchSpan
     sequence = item.sequence
     end = sequence.num_computed_tokens + item.num_scheduled_tokens
     num_blocks = -(-end // block_size)
+    assert item.is_prompt or item.num_scheduled_tokens == 1, sequence
     assert item.num_scheduled_tokens > 0 and end <= len(sequence.token_ids) and num_blocks <= len(sequence.block_table), sequence
-    return BatchSpan(first_row, item.num_scheduled_tokens, sequence.num_computed_tokens, tuple(sequence.block_table[:num_blocks]))
+    return BatchSpan(
+        first_row=first_row,
+        num_tokens=item.num_scheduled_tokens,
+        position=sequence.num_computed_tokens,
+        block_ids=tuple(sequence.block_table[:num_blocks]),
+        is_prompt=item.is_prompt,
+    )
 
 
 def _slots(span: BatchSpan, block_size: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,14 @@ _LAYER_NAMES: Final = {
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
+@dataclass(frozen=True, slots=True)
+class GgufBlocks:
+    """A quantized matrix as the file holds it."""
+
+    kind: str  # gguf's name of the block format, as Q4_1
+    data: Tensor  # uint8 [out_features, bytes of a row]
+
+
 class GgufWeights:
     """One GGUF file, mapped into memory; a tensor is dequantized to float32 when it is asked for."""
 
@@ -65,6 +74,14 @@ class GgufWeights:
         # The copy detaches the result from the file, whose pages are read-only.
         result = torch.from_numpy(np.array(values, dtype=np.float32))
         return self._unpaired(name, result) if self._has_paired_heads else result
+
+    def blocks(self, name: str) -> GgufBlocks | None:
+        """See `Weights.blocks`."""
+        tensor = self._tensors.get(gguf_name(name))
+        if tensor is None or tensor.data.dtype != np.uint8 or tensor.data.ndim != 2:
+            return None
+        data = torch.from_numpy(np.array(tensor.data))
+        return GgufBlocks(tensor.tensor_type.name, self._unpaired(name, data) if self._has_paired_heads else data)
 
     def _unpaired(self, name: str, tensor: Tensor) -> Tensor:
         if ".q_proj." in name:

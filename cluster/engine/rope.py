@@ -37,10 +37,10 @@ class RotaryTable:
 
     def __init__(self, config: RopeConfig, head_dim: int, max_positions: int) -> None:
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config, head_dim))
-        self._cos = angles.cos()
-        self._sin = angles.sin()
+        self.cos = angles.cos()  # float32 [max_positions, head_dim / 2], as is sin
+        self.sin = angles.sin()
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for a step's rows: float32 `[num_tokens, 1, 1, head_dim / 2]` each."""
-        shape = (positions.shape[0], 1, 1, self._cos.shape[1])
-        return self._cos.index_select(0, positions).view(shape), self._sin.index_select(0, positions).view(shape)
+        shape = (positions.shape[0], 1, 1, self.cos.shape[1])
+        return self.cos.index_select(0, positions).view(shape), self.sin.index_select(0, positions).view(shape)

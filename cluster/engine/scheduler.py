@@ -39,7 +39,7 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Step:
-    """What to do: the moves of blocks, in order, then the forward pass over `rows`."""
+    """What to do: the moves of blocks, in order, then the forward pass over `rows`, output tokens first."""
 
     rows: list[ScheduledSequence] = field(default_factory=list)
     moves: list[BlockMove] = field(default_factory=list)
@@ -84,6 +84,7 @@ class Scheduler:
             if is_running and self._get_blocks(sequence, num_tokens, step):
                 step.rows.append(ScheduledSequence(sequence, num_tokens))
                 budget -= num_tokens
+        step.rows.sort(key=lambda row: row.is_prompt)  # the last token of a prompt was scheduled as a decode row
         return step
 
     def _schedule_decodes(self, step: Step, budget: int) -> int:

@@ -97,6 +97,11 @@ class ScheduledSequence:
     num_scheduled_tokens: int
 
     @property
+    def is_prompt(self) -> bool:
+        """Whether the tokens are of the prompt; else it is one output token. Kernels may differ by it, for it is the request's alone."""
+        return self.sequence.num_computed_tokens < self.sequence.num_prompt_tokens
+
+    @property
     def samples(self) -> bool:
         """Whether the step reaches the last known token, so that the next one is sampled."""
         return self.num_scheduled_tokens == self.sequence.num_uncomputed_tokens

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from cluster.engine.gguf_weights import GgufWeights
+from cluster.engine.gguf_weights import GgufBlocks, GgufWeights
 from cluster.errors import ConfigError
 from cluster.model_config import ModelConfig, weight_files
 
@@ -25,6 +27,38 @@ class Weights(Protocol):
         Raises:
             ConfigError: there is none, or its values cannot be read.
         """
+
+    def blocks(self, name: str) -> GgufBlocks | None:
+        """A tensor as the file holds it, where that is in blocks of few bits; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeight:
+    """Weights that share their input, stacked: one linear."""
+
+    weights: Weights
+    parts: dict[str, int]  # tensor name → out_features
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        return sum(self.parts.values())
+
+    def floats(self) -> Tensor:
+        """`[out_features, in_features]` in a float dtype.
+
+        Raises:
+            ConfigError: a tensor is missing, or its shape contradicts `config.json`.
+        """
+        return torch.cat([get_shaped(self.weights, name, (size, self.in_features)) for name, size in self.parts.items()])
+
+    def blocks(self) -> GgufBlocks | None:
+        """The file's own blocks, uint8 `[out_features, bytes]`; None where the parts have none, or of several kinds."""
+        found = [self.weights.blocks(name) for name in self.parts]
+        same = [blocks for blocks in found if blocks is not None and found[0] is not None and blocks.kind == found[0].kind]
+        if len(same) != len(found) or sum(len(blocks.data) for blocks in same) != self.out_features:
+            return None
+        return GgufBlocks(same[0].kind, torch.cat([blocks.data for blocks in same]))
 
 
 class SafetensorsWeights:
@@ -44,6 +78,9 @@ class SafetensorsWeights:
         if not tensor.is_floating_point():
             raise ConfigError(f"model: tensor {name} is {tensor.dtype}, expected floats", param="model")
         return tensor
+
+    def blocks(self, name: str) -> None:
+        """Always None."""
 
 
 def open_weights(folder: Path, config: ModelConfig) -> Weights:

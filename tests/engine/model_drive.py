@@ -9,7 +9,6 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.forward_batch import ForwardBatch
-from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel, build_model
 from cluster.engine.runner import ModelRunner
 from cluster.engine.sequence import ScheduledSequence, Sequence
@@ -18,7 +17,7 @@ from cluster.types import OrderKey, Request, SamplingParams, TokenOutput
 NUM_BLOCKS = 160
 
 
-def engine_config(scheme: str, *, kernels: str = "cpu", block_size: int = 16) -> EngineConfig:
+def engine_config(scheme: str, *, kernels: str = "native", block_size: int = 16) -> EngineConfig:
     kv_dtype = "float32" if scheme == "float32" else "bf16"
     return EngineConfig.model_validate({"scheme": scheme, "kv_dtype": kv_dtype, "kernels": kernels, "block_size": block_size})
 
@@ -29,7 +28,7 @@ class ModelDrive:
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         self.built: BuiltModel = build_model(config, folder)
         storage = torch.zeros(NUM_BLOCKS, self.built.layout.block_bytes, dtype=torch.uint8)
-        self.cache = KVCache(self.built.layout, storage)
+        self.cache = self.built.make_cache(storage)
         self.runner = ModelRunner(self.built.model, self.cache)
         self._free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(5)).tolist()
 

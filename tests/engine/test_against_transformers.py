@@ -44,7 +44,7 @@ def assert_same(family: str, prompt: tuple[int, ...], outputs: Seq[TokenOutput])
     assert [output.logprob for output in outputs] == pytest.approx(logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("kernels", ["reference", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batched_and_in_chunks(family: str, kernels: str) -> None:
     drive = ModelDrive(tiny_model(family), engine_config("float32", kernels=kernels, block_size=BLOCK_SIZE))

@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.engine.kv_cache import KV_DTYPES, KVCache
+from cluster.engine.kv_cache import KV_DTYPES, RowKVCache
 from cluster.errors import ConfigError
 from cluster.kv_ticket import KVLayout
 
 NUM_BLOCKS = 5
 
 
-def make_cache(kv_dtype: str = "bf16") -> KVCache:
+def make_cache(kv_dtype: str = "bf16") -> RowKVCache:
     layout = KVLayout(num_layers=3, num_kv_heads=2, head_dim=16, block_size=8, kv_dtype=kv_dtype)
-    return KVCache(layout, torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8))
+    return RowKVCache(layout, torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("kv_dtype", sorted(KV_DTYPES))
@@ -92,4 +92,4 @@ def test_zero_tail_leaves_the_tokens_before_it() -> None:
 )
 def test_layouts_without_an_implementation_are_refused(layout: KVLayout) -> None:
     with pytest.raises(ConfigError):
-        KVCache(layout, torch.zeros(1, layout.block_bytes, dtype=torch.uint8))
+        RowKVCache(layout, torch.zeros(1, layout.block_bytes, dtype=torch.uint8))

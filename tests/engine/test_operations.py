@@ -15,7 +15,7 @@ from cluster.types import TokenOutput
 from tests.engine.model_drive import ModelDrive, engine_config
 from tests.tiny_models import FAMILIES, tiny_model
 
-CPU = make_operations("cpu")
+CPU = make_operations("torch")
 REFERENCE = make_operations("reference")
 
 
@@ -93,7 +93,7 @@ def test_model(family: str, scheme: str) -> None:
     """Long enough for the sliding windows to cut, and over several blocks."""
     prompt = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(1)).tolist()
     logits = []
-    for kernels in ("cpu", "reference"):
+    for kernels in ("native", "torch", "reference"):
         drive = ModelDrive(tiny_model(family), engine_config(scheme, kernels=kernels))
         found = drive.logits([drive.sequence(prompt)], [len(prompt)])
         assert found is not None

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
-from cluster.engine.kv_cache import KVCache
 from cluster.engine.operations import make_operations
 from cluster.engine.operations.cpu_attention import padded_context, padded_queries
 from cluster.engine.quantization import make_scheme
+from cluster.engine.row_kv_cache import RowKVCache
 from cluster.kv_ticket import KVLayout
 from tests.engine.model_drive import ModelDrive, engine_config
 from tests.tiny_models import FAMILIES, tiny_model
 
-OPERATIONS = make_operations("cpu")
+OPERATIONS = make_operations("torch")
 NUM_ROWS = (1, 2, 3, 5, 8, 16, 17, 31, 33, 63, 64, 65, 127, 200)
 
 
@@ -115,7 +115,7 @@ class AttentionBed:
         num_blocks = sum(map(len, tables))
         order = torch.randperm(num_blocks, generator=generator).tolist()
         self.tables = [[order.pop() for _ in table] for table in tables]
-        self.cache = KVCache(layout, torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8))
+        self.cache = RowKVCache(layout, torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8))
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         self.cache.layer_keys(0).copy_(torch.randn(shape, generator=generator) * 0.02)
         half = torch.randn(num_blocks, num_kv_heads, block_size // 2, head_dim, generator=generator)
@@ -130,7 +130,7 @@ class AttentionBed:
         for sequence, position, num_tokens in parts:
             first_row = spans[-1].first_row + spans[-1].num_tokens if spans else 0
             num_blocks = -(-(position + num_tokens) // self.block_size)
-            spans.append(BatchSpan(first_row, num_tokens, position, tuple(self.tables[sequence][:num_blocks])))
+            spans.append(BatchSpan(first_row, num_tokens, position, tuple(self.tables[sequence][:num_blocks]), is_prompt=True))
         num_rows = sum(number for _, _, number in parts)
         empty = torch.zeros(num_rows, dtype=torch.int64)
         attention = OPERATIONS.plan_attention(ForwardBatch(empty, empty, empty, empty, tuple(spans)), self.cache, self.num_heads, 0.2)

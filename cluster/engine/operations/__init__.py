@@ -19,8 +19,8 @@ def make_operations(kernels: str) -> Operations:
             from cluster.engine.operations.reference import ReferenceOperations
 
             return ReferenceOperations()
-        case "cpu":
+        case "torch":
             from cluster.engine.operations.cpu import CpuOperations
 
             return CpuOperations()
-    raise ConfigError(f"kernels: {kernels} is not supported; known are cpu, reference", param="kernels")
+    raise ConfigError(f"kernels: {kernels} is not supported; known are torch, reference", param="kernels")

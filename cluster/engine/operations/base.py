@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.forward_batch import ForwardBatch
-from cluster.engine.kv_cache import KVCache
+from cluster.engine.row_kv_cache import RowKVCache
 
 
 class Linear(Protocol):
@@ -65,7 +65,7 @@ class Operations(ABC):
         """`[num_tokens, 2 * n]` → `silu(first half) * second half`."""
 
     @abstractmethod
-    def plan_attention(self, batch: ForwardBatch, cache: KVCache, num_heads: int, scale: float) -> Attention:
+    def plan_attention(self, batch: ForwardBatch, cache: RowKVCache, num_heads: int, scale: float) -> Attention:
         """Prepares what all layers of a step share: indexes, masks, groups of equal shapes."""
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.engine.forward_batch import ForwardBatch
-from cluster.engine.kv_cache import KVCache
 from cluster.engine.operations.base import Attention, Linear, Operations, quantize_rows
 from cluster.engine.operations.cpu_attention import CpuAttention
+from cluster.engine.row_kv_cache import RowKVCache
 
 # Larger tiles make prefill faster and decode slower; with 64 rows oneDNN reaches half its peak.
 ROWS_PER_TILE: Final = 64
@@ -35,7 +35,7 @@ class CpuOperations(Operations):
     @property
     def name(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability().lower()
-        return f"cpu-{capability}" + ("-amx" if torch.cpu._is_amx_tile_supported() else "")
+        return f"torch-{capability}" + ("-amx" if torch.cpu._is_amx_tile_supported() else "")
 
     def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.bfloat16:
@@ -55,7 +55,7 @@ class CpuOperations(Operations):
         result = gate.neg().exp_().add_(1.0)
         return torch.div(gate, result, out=result).mul_(up)
 
-    def plan_attention(self, batch: ForwardBatch, cache: KVCache, num_heads: int, scale: float) -> Attention:
+    def plan_attention(self, batch: ForwardBatch, cache: RowKVCache, num_heads: int, scale: float) -> Attention:
         return CpuAttention(batch, cache, num_heads, scale)
 
 

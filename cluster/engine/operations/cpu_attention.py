@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
-from cluster.engine.kv_cache import KVCache
+from cluster.engine.row_kv_cache import RowKVCache
 
 _KERNEL: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _KEYS_PER_TILE: Final = 512
@@ -75,7 +75,7 @@ class _Group:
 class CpuAttention:
     """See `operations.base.Attention`."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, num_heads: int, scale: float) -> None:
+    def __init__(self, batch: ForwardBatch, cache: RowKVCache, num_heads: int, scale: float) -> None:
         self._cache = cache
         self._scale = scale
         self._num_heads = num_heads
@@ -106,7 +106,7 @@ class CpuAttention:
         return merged.reshape(group.num_seqs * group.num_queries, self._num_heads * layout.head_dim)
 
 
-def _groups(spans: Sequence[BatchSpan], cache: KVCache, rows_per_token: int) -> list[_Group]:
+def _groups(spans: Sequence[BatchSpan], cache: RowKVCache, rows_per_token: int) -> list[_Group]:
     by_shape: dict[tuple[int, int], list[BatchSpan]] = defaultdict(list)
     for span in spans:
         for piece in _pieces(span, cache.layout.block_size):
@@ -121,11 +121,11 @@ def _pieces(span: BatchSpan, block_size: int) -> Iterator[BatchSpan]:
     while start < span.end:
         end = min(span.end, padded_context(start + 1, block_size))
         block_ids = span.block_ids[: -(-end // block_size)]
-        yield BatchSpan(span.first_row + start - span.position, end - start, start, block_ids)
+        yield replace(span, first_row=span.first_row + start - span.position, num_tokens=end - start, position=start, block_ids=block_ids)
         start = end
 
 
-def _group(spans: list[BatchSpan], num_queries: int, num_keys: int, cache: KVCache) -> _Group:
+def _group(spans: list[BatchSpan], num_queries: int, num_keys: int, cache: RowKVCache) -> _Group:
     offsets = torch.arange(num_queries)
     lengths = torch.tensor([[span.num_tokens] for span in spans])
     within = torch.minimum(offsets, lengths - 1)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
-from cluster.engine.kv_cache import KVCache
 from cluster.engine.operations.base import Attention, Linear, Operations, quantize_rows
+from cluster.engine.row_kv_cache import RowKVCache
 
 
 class ReferenceOperations(Operations):
@@ -45,14 +45,14 @@ class ReferenceOperations(Operations):
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def plan_attention(self, batch: ForwardBatch, cache: KVCache, num_heads: int, scale: float) -> Attention:
+    def plan_attention(self, batch: ForwardBatch, cache: RowKVCache, num_heads: int, scale: float) -> Attention:
         return _ReferenceAttention(batch, cache, scale)
 
 
 class _ReferenceAttention:
     """One sequence after the other, all of its scores at once."""
 
-    def __init__(self, batch: ForwardBatch, cache: KVCache, scale: float) -> None:
+    def __init__(self, batch: ForwardBatch, cache: RowKVCache, scale: float) -> None:
         self._spans = batch.spans
         self._cache = cache
         self._scale = scale

@@ -8,5 +8,7 @@ namespace baton {
 namespace py = pybind11;
 
 void bind_linear(py::module_& module);
+void bind_attention(py::module_& module);
+void bind_decoder(py::module_& module);
 
 }  // namespace baton

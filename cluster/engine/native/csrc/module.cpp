@@ -27,4 +27,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("num_threads", [] { return Pool::instance().num_threads(); });
   module.def("set_num_threads", [](int num_threads) { Pool::instance().set_num_threads(num_threads); });
   baton::bind_linear(module);
+  baton::bind_attention(module);
+  baton::bind_decoder(module);
 }
