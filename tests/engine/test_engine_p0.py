@@ -38,8 +38,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["bf16", "int8"])
-def scheme(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(
+    scope="module",
+    params=["bf16/bf16/torch", "int8/bf16/torch", "bf16/bf16/native", "int8/bf16/native", "int4/bf16/native", "int8/int8/native"],
+)
+def domain(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -52,9 +55,15 @@ class Outcome:
     top_logprobs: list[tuple[tuple[int, float], ...]]
 
 
-def make_engine(scheme: str, *, num_blocks: int = 64, max_num_batched_tokens: int = 512, max_num_seqs: int = 16, **more: object) -> Engine:
-    kv_dtype = "float32" if scheme == "float32" else "bf16"
-    fields = {"scheme": scheme, "kv_dtype": kv_dtype, "block_size": BLOCK_SIZE, "max_num_batched_tokens": max_num_batched_tokens}
+def make_engine(domain: str, *, num_blocks: int = 64, max_num_batched_tokens: int = 512, max_num_seqs: int = 16, **more: object) -> Engine:
+    scheme, kv_dtype, kernels = domain.split("/")
+    fields = {
+        "scheme": scheme,
+        "kv_dtype": kv_dtype,
+        "kernels": kernels,
+        "block_size": BLOCK_SIZE,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
     layout = KVLayout(3, 2, 16, BLOCK_SIZE, kv_dtype)
     config = EngineConfig.model_validate(
         {
@@ -107,20 +116,20 @@ def each_alone(engine: Engine, requests: Sequence[Request]) -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def alone(scheme: str) -> list[Outcome]:
-    result = each_alone(make_engine(scheme, prefix_caching=False), make_requests())
+def alone(domain: str) -> list[Outcome]:
+    result = each_alone(make_engine(domain, prefix_caching=False), make_requests())
     assert all(len(each.tokens) == MAX_TOKENS and None not in each.logprobs for each in result)
     assert len({tuple(each.tokens) for each in result}) == len(result)
     return result
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [8, 17, 512])
-def test_batched_and_chunked(scheme: str, alone: list[Outcome], max_num_batched_tokens: int) -> None:
-    assert outcomes(make_engine(scheme, max_num_batched_tokens=max_num_batched_tokens), make_requests()) == alone
+def test_batched_and_chunked(domain: str, alone: list[Outcome], max_num_batched_tokens: int) -> None:
+    assert outcomes(make_engine(domain, max_num_batched_tokens=max_num_batched_tokens), make_requests()) == alone
 
 
-def test_with_a_prefix_hit(scheme: str, alone: list[Outcome]) -> None:
-    engine, requests = make_engine(scheme), make_requests()
+def test_with_a_prefix_hit(domain: str, alone: list[Outcome]) -> None:
+    engine, requests = make_engine(domain), make_requests()
     generate(engine, requests)
     events = generate(engine, requests)
     hits = [e.num_cached_tokens for request in requests for e in events[request.key] if isinstance(e, Allocated)]
@@ -128,10 +137,10 @@ def test_with_a_prefix_hit(scheme: str, alone: list[Outcome]) -> None:
     assert [outcome([e.output for e in events[request.key] if isinstance(e, Token)]) for request in requests] == alone
 
 
-def test_prompt_that_continues_generated_tokens_hits_them(scheme: str) -> None:
+def test_prompt_that_continues_generated_tokens_hits_them(domain: str) -> None:
     """The KV of decode steps is the KV that prefill would compute: a chat's next turn may share it."""
     first = make_requests()[4]
-    engine, fresh = make_engine(scheme), make_engine(scheme, prefix_caching=False)
+    engine, fresh = make_engine(domain), make_engine(domain, prefix_caching=False)
     tokens = outcomes(engine, [first])[0].tokens
     longer = (*first.prompt_token_ids, *tokens, 5, 6, 7)
     second = Request("next", 0, longer, first.sampling, OrderKey(9.0, 9))
@@ -140,14 +149,14 @@ def test_prompt_that_continues_generated_tokens_hits_them(scheme: str) -> None:
     assert outcome([e.output for e in events if isinstance(e, Token)]) == outcomes(fresh, [second])[0]
 
 
-def test_with_preemption_and_swap(scheme: str, alone: list[Outcome]) -> None:
-    engine = make_engine(scheme, num_blocks=10, reserve_fraction=0.0)
+def test_with_preemption_and_swap(domain: str, alone: list[Outcome]) -> None:
+    engine = make_engine(domain, num_blocks=10, reserve_fraction=0.0)
     assert outcomes(engine, make_requests()) == alone
     assert engine.load().num_preemptions > 0
 
 
-def test_handed_over_to_another_engine(scheme: str, alone: list[Outcome]) -> None:
-    prefill, decode, requests = make_engine(scheme), make_engine(scheme), make_requests()
+def test_handed_over_to_another_engine(domain: str, alone: list[Outcome]) -> None:
+    prefill, decode, requests = make_engine(domain), make_engine(domain), make_requests()
     firsts = {}
     events: dict[str, list[TokenOutput]] = {}
     for request in requests:
@@ -178,10 +187,10 @@ def test_handed_over_to_another_engine(scheme: str, alone: list[Outcome]) -> Non
 
 def test_float32_makes_equal_tokens() -> None:
     requests = make_requests()
-    expected = [each.tokens for each in each_alone(make_engine("float32", prefix_caching=False), requests)]
+    expected = [each.tokens for each in each_alone(make_engine("float32/float32/torch", prefix_caching=False), requests)]
     for engine in (
-        make_engine("float32", max_num_batched_tokens=8),
-        make_engine("float32", max_num_batched_tokens=17),
-        make_engine("float32", num_blocks=10, reserve_fraction=0.0),
+        make_engine("float32/float32/torch", max_num_batched_tokens=8),
+        make_engine("float32/float32/torch", max_num_batched_tokens=17),
+        make_engine("float32/float32/torch", num_blocks=10, reserve_fraction=0.0),
     ):
         assert [each.tokens for each in outcomes(engine, requests)] == expected
