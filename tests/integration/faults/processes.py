@@ -1,0 +1,65 @@
+"""What the served processes hold, as the kernel counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.process_tree import descendants
+from tests.integration.served import Served
+
+PROXY = "Proxy"
+DEPLOYMENTS = ("Gateway", "Router", "Prefill", "Decode")
+_SPARE_FILES = 6  # Ray opens a connection of its own now and then; a leak of one a request is a hundred
+_CLOSE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One of the served processes."""
+
+    kind: str
+    pid: int
+
+    def num_open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208
+
+    def resident_bytes(self) -> int:
+        """Without the model's file and shared pools, which are mapped once and shown everywhere."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def processes(served: Served, *kinds: str) -> list[Process]:
+    """Those of `kinds` (default: all) that live now, by the names that Ray gives its processes."""
+    names = {kind: f"ray::ServeReplica:{served.name}:{kind}" for kind in DEPLOYMENTS} | {PROXY: "ray::ProxyActor"}
+    found = {process.pid: _command(process.pid) for process in descendants()}
+    return [Process(kind, pid) for kind in kinds or names for pid, command in found.items() if command.startswith(names[kind])]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+    except OSError:  # it has just ended
+        return ""
+
+
+def open_files(served: Served) -> dict[Process, int]:
+    """By process."""
+    return {process: process.num_open_files() for process in processes(served)}
+
+
+async def await_files_closed(served: Served, before: dict[Process, int]) -> None:
+    """Returns when each process has as many open files as it had; that is bound to come soon."""
+    deadline_s = time.monotonic() + _CLOSE_S
+    while left := _more_open(before, open_files(served)):
+        assert time.monotonic() < deadline_s, left
+        await asyncio.sleep(0.2)
+
+
+def _more_open(before: dict[Process, int], now: dict[Process, int]) -> dict[Process, tuple[int, int]]:
+    assert set(now) == set(before), "these are other processes"
+    return {process: (before[process], count) for process, count in now.items() if count > before[process] + _SPARE_FILES}

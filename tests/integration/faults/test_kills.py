@@ -1,0 +1,50 @@
+"""Processes of every kind are killed under load: clients that had no byte notice nothing, streams that had one are told, and all comes back."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.integration.faults.asking import answers_of
+from tests.integration.faults.clients import Way, connected
+from tests.integration.faults.kill_report import KillReport
+from tests.integration.faults.kill_run import KillRun, Load
+from tests.integration.faults.processes import DEPLOYMENTS, PROXY, processes
+from tests.integration.faults.questions import draw_questions
+from tests.integration.served import Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
+
+KINDS = (*DEPLOYMENTS, PROXY)
+WAYS = (Way.WHOLE, Way.WHOLE, Way.STREAM, Way.GRPC)
+
+
+async def check_kills(served: Served, load: Load, victims: tuple[str, ...], seed: int) -> KillReport:
+    """Runs `load` through the kills; what is left to check is how many requests may have been lost."""
+    rng = random.Random(seed)
+    questions = draw_questions(rng, 12)
+    async with connected(served) as clients:
+        answers = await answers_of(clients, questions)
+    before = Counter(process.kind for process in processes(served))
+    async with connected(served, retries=True) as clients:
+        run = KillRun(served, clients, questions, rng)
+        await run.run(load, victims)
+        report = KillReport(run, answers)
+        print(report)
+        assert not report.faults(), "\n".join([*report.faults(), str(report)])
+        await served.await_ready()
+        assert await answers_of(clients, questions[:3]) == {question: answers[question] for question in questions[:3]}
+    now = processes(served)
+    assert Counter(process.kind for process in now) == before, "Serve has brought back what was killed"
+    assert not {kill.process.pid for kill in run.kills} & {process.pid for process in now}
+    assert Counter(kill.process.kind for kill in run.kills) == Counter(victims)
+    await served.await_balance()
+    return report
+
+
+async def test_one_kill_of_each_kind(served: Served) -> None:
+    """With one process of each kind all streams that have begun end at a kill, so the share that is right says little."""
+    report = await check_kills(served, Load(num_requests=72, num_in_flight=8, ways=WAYS), KINDS, seed=1)
+    assert report.share_right >= 0.85, str(report)
