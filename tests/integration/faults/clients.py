@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,31 +14,14 @@ from openai import AsyncOpenAI
 
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
+from deploy.examples.grpc_client_asyncio import retrying_channel
 from tests.integration.faults.questions import MODEL, Question
 from tests.integration.served import Served
 
 TIMEOUT_S: Final = 180.0  # an answer that takes longer hangs
-_MAX_RETRIES: Final = 8  # the openai client's: for about half a minute
+_MAX_RETRIES: Final = 12  # the openai client's own: for about a minute
+_OWN_CONNECTION: Final = (("grpc.use_local_subchannel_pool", 1),)  # no channel shares it, so closing one closes it
 _FINISH: Final = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
-
-# What a gRPC client that wants to outlive a gateway says of its calls. A call is sent again only while nothing of its answer has come.
-RETRYING: Final = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": "baton.v1.Inference"}],
-                "waitForReady": True,
-                "retryPolicy": {
-                    "maxAttempts": 5,
-                    "initialBackoff": "0.5s",
-                    "maxBackoff": "8s",
-                    "backoffMultiplier": 3,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
 
 
 class Way(Enum):
@@ -130,9 +112,9 @@ class Clients:
 @asynccontextmanager
 async def connected(served: Served, *, retries: bool = False) -> AsyncIterator[Clients]:
     """A user of `served`; with `retries`, one that outlives what it can."""
-    options = (("grpc.service_config", RETRYING),) if retries else ()
     http = served.client().with_options(max_retries=_MAX_RETRIES if retries else 0, timeout=TIMEOUT_S)
-    async with http, aio.insecure_channel(served.grpc_target, options=[("grpc.use_local_subchannel_pool", 1), *options]) as channel:
+    channel = retrying_channel(served.grpc_target) if retries else aio.insecure_channel(served.grpc_target, options=_OWN_CONNECTION)
+    async with http, channel:
         yield Clients(http, channel)
 
 

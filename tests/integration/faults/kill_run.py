@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kill:
-    """One kill −9, and who was in flight at that moment, with or without a byte of an answer."""
+    """One kill -9, and who was in flight at that moment, with or without a byte of an answer."""
 
     process: Process
     at_s: float
@@ -54,7 +54,7 @@ class KillRun:
     async def run(self, load: Load, victims: Sequence[str]) -> None:
         """Returns when each request has ended, however it did."""
         order = self.rng.sample(victims, len(victims))
-        due = {round(load.num_requests * (index + 0.5) / len(order)): victim for index, victim in enumerate(order)}
+        due = {round(load.num_requests * (index + 1) / (len(order) + 1)): victim for index, victim in enumerate(order)}
         async with asyncio.TaskGroup() as group:
             for _ in range(load.num_in_flight):
                 group.create_task(self._client(load, due, group))

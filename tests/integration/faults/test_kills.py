@@ -1,4 +1,4 @@
-"""Processes of every kind are killed under load: clients that had no byte notice nothing, streams that had one are told, and all comes back."""
+"""Processes of every kind are killed under load: who has no byte yet notices nothing, streams are told, and all comes back."""
 
 from __future__ import annotations
 
