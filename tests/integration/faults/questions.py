@@ -32,7 +32,7 @@ def draw_questions(rng: random.Random, count: int) -> list[Question]:
     """`count` different questions; every other one is seeded, every third goes on past the end of its sequence."""
     return [
         Question(
-            prompt=prose(rng, rng.choice((120, 400, 800, 1600))),
+            prompt=prose(rng, rng.choice((120, 300, 600, 1200))),
             max_tokens=rng.choice((4, 12, 24, 40)),
             temperature=(index % 2) * rng.uniform(0.5, 1.0),
             seed=rng.getrandbits(30),
