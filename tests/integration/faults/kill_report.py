@@ -66,9 +66,11 @@ class KillReport:
     def _kill_line(self, kill: Kill) -> str:
         lost = [asking for asking in self.failed if self._blamed(asking) is kill]
         ends = [f"{len(kill.with_byte)} in flight with a byte, {len(kill.without_byte)} without, {len(lost)} lost"]
-        bytes_after = [asking.first_byte_s - kill.at_s for asking in self._run.askings if (asking.first_byte_s or 0.0) > kill.at_s]
-        if bytes_after:
-            ends.append(f"the next answer began {min(bytes_after):.1f} s later")
+        later_s = [
+            asking.first_byte_s for asking in self._run.askings if asking.first_byte_s is not None and asking.first_byte_s > kill.at_s
+        ]
+        if later_s:
+            ends.append(f"the next answer began {min(later_s) - kill.at_s:.1f} s later")
         at_s = kill.at_s - self._run.askings[0].started_s
         return f"{at_s:6.1f} s  kill -9 {kill.process.kind:8} {', '.join(ends)}"
 
