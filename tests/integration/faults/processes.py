@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +47,33 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
     except OSError:  # it has just ended
         return ""
+
+
+@asynccontextmanager
+async def bounded_memory(served: Served, limit_bytes: int) -> AsyncIterator[None]:
+    """None of the served processes may grow by more than `limit_bytes` inside, not even for a moment.
+
+    Raises:
+        AssertionError: one did.
+    """
+    before = {process: process.resident_bytes() for process in processes(served)}
+    peak = dict(before)
+    watch = asyncio.create_task(_watch(peak))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.wait({watch})
+    grown = {process: peak[process] - before[process] for process in before}
+    print("grown by", {f"{process.kind} {process.pid}": f"{num_bytes / 2**20:.1f} MiB" for process, num_bytes in grown.items()})
+    assert max(grown.values()) < limit_bytes, grown
+
+
+async def _watch(peak: dict[Process, int]) -> None:
+    while True:
+        for process in peak:
+            peak[process] = max(peak[process], process.resident_bytes())
+        await asyncio.sleep(0.5)
 
 
 def open_files(served: Served) -> dict[Process, int]:

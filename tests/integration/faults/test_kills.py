@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.faults.asking import answers_of
 from tests.integration.faults.clients import Way, connected
-from tests.integration.faults.kill_report import KillReport
-from tests.integration.faults.kill_run import KillRun, Load
+from tests.integration.faults.fault_report import FaultReport
+from tests.integration.faults.fault_run import FaultRun, Load
 from tests.integration.faults.processes import DEPLOYMENTS, PROXY, processes
 from tests.integration.faults.questions import draw_questions
 from tests.integration.served import Served, serving
@@ -22,7 +22,7 @@ WAYS = (Way.WHOLE, Way.WHOLE, Way.STREAM, Way.GRPC)
 MANY_WAYS = (Way.WHOLE, Way.WHOLE, Way.WHOLE, Way.STREAM, Way.GRPC)
 
 
-async def check_kills(served: Served, load: Load, victims: tuple[str, ...], seed: int) -> KillReport:
+async def check_kills(served: Served, load: Load, victims: tuple[str, ...], seed: int) -> FaultReport:
     """Runs `load` through the kills; what is left to check is how many requests may have been lost."""
     rng = random.Random(seed)
     questions = draw_questions(rng, 12)
@@ -30,17 +30,17 @@ async def check_kills(served: Served, load: Load, victims: tuple[str, ...], seed
         answers = await answers_of(clients, questions)
     before = Counter(process.kind for process in processes(served))
     async with connected(served, retries=True) as clients:
-        run = KillRun(served, clients, questions, rng)
+        run = FaultRun(served, clients, questions, rng)
         await run.run(load, victims)
-        report = KillReport(run, answers)
+        report = FaultReport(run, answers)
         print(report)
-        assert not report.faults(), "\n".join([*report.faults(), str(report)])
+        assert not report.complaints(), "\n".join([*report.complaints(), str(report)])
         await served.await_ready()
         assert await answers_of(clients, questions[:3]) == {question: answers[question] for question in questions[:3]}
     now = processes(served)
     assert Counter(process.kind for process in now) == before, "Serve has brought back what was killed"
-    assert not {kill.process.pid for kill in run.kills} & {process.pid for process in now}
-    assert Counter(kill.process.kind for kill in run.kills) == Counter(victims)
+    assert not {fault.process.pid for fault in run.faults} & {process.pid for process in now}
+    assert Counter(fault.process.kind for fault in run.faults) == Counter(victims)
     await served.await_balance()
     return report
 

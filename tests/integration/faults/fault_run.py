@@ -1,4 +1,4 @@
-"""A closed loop of requests, in the course of which processes are killed."""
+"""A closed loop of requests, in the course of which processes are killed, or stopped for a while."""
 
 from __future__ import annotations
 
@@ -31,25 +31,34 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kill:
-    """One kill -9, and who was in flight at that moment, with or without a byte of an answer."""
+class Fault:
+    """A kill -9 (`lasts_s` is 0) or a SIGSTOP until a SIGCONT, and who was in flight then, with or without a byte of an answer."""
 
     process: Process
     at_s: float
+    lasts_s: float
     with_byte: list[Asking]
     without_byte: list[Asking]
 
+    @property
+    def until_s(self) -> float:
+        return self.at_s + self.lasts_s
+
 
 @dataclass
-class KillRun:
-    """Kills come evenly over the requests, each a random moment after the request that it is due at, in random order."""
+class FaultRun:
+    """Faults come evenly over the requests, each a random moment after the request that it is due at, in random order.
+
+    `stop_s`: processes are not killed but stopped for so long.
+    """
 
     served: Served
     clients: Clients
     questions: list[Question]
     rng: random.Random
+    stop_s: float = 0.0
     askings: list[Asking] = field(default_factory=list)
-    kills: list[Kill] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     async def run(self, load: Load, victims: Sequence[str]) -> None:
         """Returns when each request has ended, however it did."""
@@ -65,17 +74,22 @@ class KillRun:
             self.askings.append(asking)
             victim = due.pop(len(self.askings), None)
             if victim is not None:
-                group.create_task(self._kill(victim, self.rng.uniform(0, _LONGEST_DELAY_S)))
+                group.create_task(self._strike(victim, self.rng.uniform(0, _LONGEST_DELAY_S)))
             await asking.run(self.clients)
 
-    async def _kill(self, kind: str, delay_s: float) -> None:
+    async def _strike(self, kind: str, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         victim = self.rng.choice(await self._living(kind))
         in_flight = [asking for asking in self.askings if asking.ended_s is None]
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(victim.pid, signal.SIGSTOP if self.stop_s else signal.SIGKILL)
         with_byte = [asking for asking in in_flight if asking.first_byte_s is not None]
         without_byte = [asking for asking in in_flight if asking.first_byte_s is None]
-        self.kills.append(Kill(victim, time.monotonic(), with_byte, without_byte))
+        self.faults.append(Fault(victim, time.monotonic(), self.stop_s, with_byte, without_byte))
+        if self.stop_s:
+            try:
+                await asyncio.sleep(self.stop_s)
+            finally:
+                os.kill(victim.pid, signal.SIGCONT)
 
     async def _living(self, kind: str) -> list[Process]:
         """One that was killed before may not be back yet."""
