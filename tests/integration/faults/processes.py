@@ -71,8 +71,7 @@ async def bounded_memory(served: Served, limit_bytes: int) -> AsyncIterator[None
 
 async def _watch(peak: dict[Process, int]) -> None:
     while True:
-        for process in peak:
-            peak[process] = max(peak[process], process.resident_bytes())
+        peak.update({process: max(num_bytes, process.resident_bytes()) for process, num_bytes in peak.items()})
         await asyncio.sleep(0.5)
 
 
