@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.memory import command_of, resident_bytes
 from deploy.process_tree import descendants
 from tests.integration.served import Served
 
@@ -29,24 +29,12 @@ class Process:
     def num_open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208
 
-    def resident_bytes(self) -> int:
-        """Without the model's file and shared pools, which are mapped once and shown everywhere."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
-
 
 def processes(served: Served, *kinds: str) -> list[Process]:
     """Those of `kinds` (default: all) that live now, by the names that Ray gives its processes."""
     names = {kind: f"ray::ServeReplica:{served.name}:{kind}" for kind in DEPLOYMENTS} | {PROXY: "ray::ProxyActor"}
-    found = {process.pid: _command(process.pid) for process in descendants()}
+    found = {process.pid: command_of(process.pid) for process in descendants()}
     return [Process(kind, pid) for kind in kinds or names for pid, command in found.items() if command.startswith(names[kind])]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
-    except OSError:  # it has just ended
-        return ""
 
 
 @asynccontextmanager
@@ -56,7 +44,7 @@ async def bounded_memory(served: Served, limit_bytes: int) -> AsyncIterator[None
     Raises:
         AssertionError: one did.
     """
-    before = {process: process.resident_bytes() for process in processes(served)}
+    before = {process: resident_bytes(process.pid) for process in processes(served)}
     peak = dict(before)
     watch = asyncio.create_task(_watch(peak))
     try:
@@ -71,7 +59,7 @@ async def bounded_memory(served: Served, limit_bytes: int) -> AsyncIterator[None
 
 async def _watch(peak: dict[Process, int]) -> None:
     while True:
-        peak.update({process: max(num_bytes, process.resident_bytes()) for process, num_bytes in peak.items()})
+        peak.update({process: max(num_bytes, resident_bytes(process.pid)) for process, num_bytes in peak.items()})
         await asyncio.sleep(0.5)
 
 
