@@ -16,10 +16,9 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-from cluster.errors import InternalError, NoCapacity, StaleEpoch
+from cluster.errors import InternalError, NoCapacity
 from cluster.types import AdmitRequest, Placement
 from cluster.wire import WireError, decode, encode
 from router.control.messages import Heartbeat, HeartbeatReply, LiveRequest, Method, Ready, Redirect, RequestName, unseal
@@ -42,13 +41,8 @@ class RouterClient:
         self._patience_s = patience_s
 
     async def admit(self, request: AdmitRequest) -> Placement:
-        """See `Router.admit`. A gateway that was taken for dead takes its old place in the queue again."""
-        started_s = time.monotonic()
-        while True:
-            try:
-                return decode(Placement, await self._patiently(Method.ADMIT, partial(_admission_after, request)))
-            except StaleEpoch:
-                request = replace(request, waited_s=time.monotonic() - started_s)
+        """See `Router.admit`."""
+        return decode(Placement, await self._patiently(Method.ADMIT, lambda waited_s: encode(replace(request, waited_s=waited_s))))
 
     async def prefill_done(self, request_id: str) -> None:
         """The decode worker has taken the request's KV. Idempotent."""
@@ -109,7 +103,3 @@ class RouterClient:
             return await self._call(method.value, payload)
         except NoCapacity as error:
             return error
-
-
-def _admission_after(request: AdmitRequest, more_s: float) -> bytes:
-    return encode(replace(request, waited_s=request.waited_s + more_s))

@@ -74,10 +74,7 @@ class Reaper:
             if live.request.gateway_id in silent:
                 self._end(live, "gateway_lost")
         if silent:
-            gone = (
-                StaleEpoch("the gateway was not heard of for long; if it lives after all, it may admit the request again"),
-                "gateway_lost",
-            )
+            gone = ClientGone("the gateway is not heard of any more"), "gateway_lost"
             self._dispatcher.refuse_where(lambda item: gone if item.payload.request.gateway_id in silent else None)
 
     def end_unlisted(self, beat: Heartbeat, now_s: float) -> None:

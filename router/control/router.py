@@ -114,7 +114,6 @@ class Router:
             Overloaded: a bound of the queue is reached, or its deadline would pass in the queue; has `retry_after_s`.
             DeadlineExceeded: its deadline has passed, here or in the queue.
             NoCapacity: for `capacity_wait_s` no worker could have taken it.
-            StaleEpoch: its gateway was silent and taken for dead; if it was only stopped or cut off, it may admit the request again.
         """
         now_s = self._now()
         self._gateways.heard(request.gateway_id, now_s)

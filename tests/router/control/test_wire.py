@@ -19,7 +19,7 @@ from router.control.client import RouterClient
 from router.control.deployment import RouterReplica, expected_workers
 from router.control.messages import LiveRequest, Phase, Redirect, seal, seal_error, unseal
 from router.control.service import RouterService
-from tests.router.control.builders import Cluster, answered, load, prefill_load, request, settle
+from tests.router.control.builders import Cluster, load, prefill_load, request, settle
 
 
 def connected(**config: Any) -> tuple[Cluster, RouterClient]:
@@ -185,20 +185,6 @@ async def test_a_request_that_waited_is_not_bounded_again() -> None:
     await settle()
     assert isinstance(refused.exception(), Overloaded)
     assert not waited.done()
-
-
-async def test_a_gateway_that_was_taken_for_dead_takes_its_place_in_the_queue_again() -> None:
-    """It was only stopped, and with it the clients whose requests it holds."""
-    cluster, client = connected(report_timeout_s=100)
-    cluster.report(load("d", num_seqs_running=8))
-    held = asyncio.create_task(client.admit(request("held")))
-    await settle()
-    cluster.clock.advance(16.0)
-    cluster.router.sweep()
-    await settle()
-    assert "held" in cluster.router.queue
-    cluster.report(load("d", num_steps=1))
-    assert (await answered(held)).request_id == "held"
 
 
 async def test_patience_ends() -> None:
