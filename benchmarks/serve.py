@@ -1,10 +1,11 @@
-"""Load on a running OpenAI server, and what came of it: latencies, rates, goodput, errors. The same as `baton bench`.
+"""Load on a running server, and what came of it: latencies, rates, goodput, errors. The same as `baton bench`.
 
 python -m benchmarks.serve http://127.0.0.1:8000 --concurrency 8
 python -m benchmarks.serve http://127.0.0.1:8000 --rate 2 --slo ttft=2.0 --slo tpot=0.05 --results load.jsonl --plot load.png
 python -m benchmarks.serve http://127.0.0.1:8000 --search --slo ttft=2.0 --slo tpot=0.05
 
-Exit codes: 0 figures were found, 1 no request was answered or the results could not be kept, 2 the options are wrong.
+Exit codes: 0 figures were found, 1 no request was answered or the results could not be kept, 2 the options are wrong,
+130 interrupted: the first Ctrl-C sends no more, cancels what is open and says what there is; the second ends at once.
 What each figure means is in benchmarks/README.md.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.load.answer import LoadError
-from benchmarks.load.bottleneck import warnings
+from benchmarks.load.bottleneck import repetitions, warnings
 from benchmarks.load.driver import LoadResult
 from benchmarks.load.figures import print_figures
 from benchmarks.load.options import add_options
@@ -62,17 +63,22 @@ def bench(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"the results could not be kept: {error}", file=sys.stderr)
         return 1
+    if found.interrupted:
+        return 130
     return 0 if found.result.answered else 1
 
 
 def _report(options: argparse.Namespace, plan: Plan, found: Found) -> None:
     summary = summarize(found.result)
+    if found.interrupted:
+        progress("interrupted: these are the figures until then")
     print_figures(summary, first_errors(found.result))
     if plan.slo:
         print(f"goodput: {plan.slo.goodput(found.result):.3f} requests/s, {plan.slo.attainment(found.result.traces):.1%} within the SLOs")
     if found.search:
         print(found.search)
-    for warning in (said := warnings(summary)):
+    said = [*warnings(summary), *repetitions(plan.source, found.num_sent)]
+    for warning in said:
         progress(f"warning: {warning}")
     publish("serve", {**_settings(options, plan, found), **asdict(summary), "warnings": said, **_judged(plan, found)}, options.results)
     if options.plot is not None:
@@ -89,6 +95,7 @@ def _settings(options: argparse.Namespace, plan: Plan, found: Found) -> dict[str
         "loop": {"concurrency": plan.concurrency} if found.rate is None else {"rate": round(found.rate, 4), "burst": plan.burst},
         "seed": plan.seed,
         "num_warm_up": plan.num_warm_up,
+        "interrupted": found.interrupted,
     }
 
 

@@ -126,7 +126,7 @@ class RouterConfig(_Section):
         2.0, description="prompt tokens placed on a prefill worker and not yet computed, as a multiple of its step budget"
     )
     report_timeout_s: Annotated[float, Field(ge=1)] = Field(3.0, description="a worker not heard of for this long gets no new work")
-    gateway_timeout_s: Annotated[float, Field(ge=5)] = Field(15.0, description="placements of a gateway not heard of for this long end")
+    gateway_timeout_s: Annotated[float, Field(ge=3)] = Field(5.0, description="placements of a gateway not heard of for this long end")
     recovery_s: Annotated[float, Field(ge=0)] = Field(1.0, description="how long a new router waits for the workers' reports")
     capacity_wait_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="how long a request waits while no worker could ever take it, as while a pool's only worker restarts; then 503"
@@ -166,7 +166,9 @@ class TransferConfig(_Section):
 class BatonConfig(_Section):
     """Everything. One model an application."""
 
-    model: str = Field(description="the demo model's name, a folder with safetensors, or a GGUF file with its tokenizer beside it")
+    model: str = Field(
+        description="the demo model's name, a folder with safetensors, a GGUF file, or a hub id as org/name or org/name@revision"
+    )
     served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
     mode: Literal["disaggregated", "colocated"] = Field("disaggregated", description="two pools, or `decode` alone doing both")
     max_model_len: Annotated[int, Field(ge=16)] | None = Field(None, description="prompt + output tokens; default: the model's own limit")

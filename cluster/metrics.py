@@ -6,15 +6,15 @@ says which process it is of, by `baton_process_info`.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.process_state import process_name
 
 STAGE_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -26,11 +26,11 @@ _PROCESS_LINE: Final = re.compile(r'^baton_process_info\{process="([^"]*)"\} ', 
 
 def metrics_text() -> str:
     """This process's metrics in the Prometheus text format."""
-    _PROCESS_INFO.labels(f"{socket.gethostname()}-{os.getpid()}").set(1)  # not at import: a fork has another pid
+    _PROCESS_INFO.labels(process_name()).set(1)
     return generate_latest(REGISTRY).decode()
 
 
-def process_name(text: str) -> str:
+def process_of(text: str) -> str:
     """The process whose `metrics_text` this is; empty for a text of something else."""
     match = _PROCESS_LINE.search(text)
     return match[1] if match else ""

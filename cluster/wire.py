@@ -40,7 +40,20 @@ def decode(cls: type[T], data: bytes) -> T:
         WireError: not msgpack, or not a `cls`.
     """
     try:
-        value: T = _adapter(cls).validate_python(msgpack.unpackb(data))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
+        value = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
         raise WireError(f"not a {cls.__name__}: {error}") from error
-    return value
+    return validated(cls, value)
+
+
+def validated(cls: type[T], value: object) -> T:
+    """The `cls` that was plain values, as JSON gives them too.
+
+    Raises:
+        WireError: not a `cls`.
+    """
+    try:
+        found: T = _adapter(cls).validate_python(value)
+    except ValidationError as error:
+        raise WireError(f"not a {cls.__name__}: {error}") from error
+    return found

@@ -98,6 +98,11 @@ class Intake:
         self._destination = destination
         self._peer_of = peer_of
         self._renew_interval_s = renew_interval_s
+        self._taking: set[str] = set()
+
+    def __len__(self) -> int:
+        """Handoffs under way."""
+        return len(self._taking)
 
     async def take(self, request: Request, ticket: KVTicket) -> Taken | None:
         """The KV of `ticket`, committed; None when there is no room now. If it raises, nothing is held here.
@@ -110,6 +115,7 @@ class Intake:
         """
         started_s = time.monotonic()
         self._check(request, ticket)
+        self._taking.add(request.key)
         try:
             reservation = await self._engine.reserve(request, ticket.domain, ticket.num_tokens)
             if reservation is None:
@@ -120,6 +126,8 @@ class Intake:
         except BaseException:
             self._engine.abort(request.key)
             raise
+        finally:
+            self._taking.discard(request.key)
         num_bytes = num_blocks * self._destination.layout.block_bytes
         return Taken(reservation, plane, num_bytes, reserved_s - started_s, time.monotonic() - reserved_s)
 

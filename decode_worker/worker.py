@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from cluster.books import ProcessBooks
 from cluster.engine.engine import Engine
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.peers import Peers
@@ -31,14 +33,19 @@ class DecodeWorker(Worker):
             incarnation=settings.identity.incarnation,
             zero_tail=engine.kv_cache.zero_tail,
         )
+        self.intake = Intake(self.engine_loop, destination, self.peers.get, settings.transfer.renew_interval_s)
         service = DecodeService(
             self.engine_loop,
-            Intake(self.engine_loop, destination, self.peers.get, settings.transfer.renew_interval_s),
+            self.intake,
             self.calls,
             TransferMetrics(settings.registry),
             may_prefill=settings.identity.role is WorkerRole.COLOCATED,
         )
         self.endpoint.add(lambda server: add_DecodeServicer_to_server(service, server))
+
+    async def books(self) -> ProcessBooks:
+        books = await super().books()
+        return replace(books, held={**books.held, "handoffs": len(self.intake)}, peers=self.peers.incarnations)
 
     async def close(self) -> None:
         await super().close()

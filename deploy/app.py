@@ -3,7 +3,7 @@
 `serve run`, `serve deploy` and `baton serve` all come here. It binds four deployments; the gateway is the ingress:
 
     Gateway ──► Router ◄── Prefill, Decode        (Serve handles: admissions, load reports)
-       └──────► Prefill, Decode                   (Serve handles: only to gather metrics; tokens go over the workers' own gRPC)
+       └──────► Prefill, Decode                   (Serve handles: only to gather metrics and books; tokens go over the workers' own gRPC)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray import serve
 from cluster.config import BatonConfig, PoolConfig, load_config
 from decode_worker.deployment import DecodeDeployment
 from deploy.preflight import check_model
-from deploy.pull import resolve_model
+from deploy.pull import resolve_model, served_name
 from prefill_worker.deployment import PrefillDeployment
 from router.control.deployment import RouterDeployment
 from router.gateway.deployment import GatewayDeployment
@@ -39,10 +39,9 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def _completed(config: BatonConfig, folder: Path) -> BatonConfig:
-    name = Path(config.model).stem if config.model.endswith(".gguf") else folder.name
     return config.model_copy(
         update={
-            "served_model_name": config.served_model_name or name,
+            "served_model_name": config.served_model_name or served_name(config.model, folder),
             "cluster_secret": config.cluster_secret or secrets.token_hex(16),
         }
     )

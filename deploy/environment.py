@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
+_DEFAULTS: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "router.gateway.failover:middlewares",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # Serve replaces a dead proxy after three failed checks; its own period is 10 s
+}
 
 
 def prepare_environment() -> None:
     """Sets up this process and those it starts for a Ray of their own. Values that the user has set stay."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")  # how late Serve sees that its HTTP proxy died; its own: 10
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     if "RAY_AUTH_MODE" not in os.environ:  # a secret of this start alone; Ray itself would leave one in the home folder
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

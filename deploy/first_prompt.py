@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from deploy.local_cluster import StartFailed
+from deploy.openai_client import CHAT_PATH, COMPLETIONS_PATH, OpenAIServer, ServerError
 
 PROMPT: Final = "What is the capital of France?"
 _READY_TIMEOUT_S: Final = 60.0
 _ANSWER_TIMEOUT_S: Final = 120.0
 _GREEDY: Final = {"temperature": 0, "max_tokens": 48}
 _POLL_S: Final = 0.1
-_CHAT: Final = "/v1/chat/completions"
-_PLAIN: Final = "/v1/completions"  # for models without a chat template
-_QUESTIONS: Final[Mapping[str, dict[str, Any]]] = {_CHAT: {"messages": [{"role": "user", "content": PROMPT}]}, _PLAIN: {"prompt": PROMPT}}
+_QUESTIONS: Final[Mapping[str, dict[str, Any]]] = {
+    CHAT_PATH: {"messages": [{"role": "user", "content": PROMPT}]},
+    COMPLETIONS_PATH: {"prompt": PROMPT},  # for models without a chat template
+}
 _FIRST_TOKEN_STAGES: Final = {"gateway": "gateway_s", "queue": "queue_s", "prefill wait": "prefill_wait_s", "prefill": "prefill_s"}
 _HANDOFF_STAGES: Final = {"transfer": "transfer_s", "decode wait": "decode_wait_s"}  # after the first token is out
 
@@ -53,23 +52,20 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
-class _Refused(StartFailed):
-    """HTTP 400: this endpoint is not for this model."""
-
-
 def await_ready(url: str) -> None:
     """Returns when new requests can be served.
 
     Raises:
         StartFailed: when that takes too long; the message is the gateway's reason.
     """
-    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    server, deadline_s = OpenAIServer(url, _ANSWER_TIMEOUT_S), time.monotonic() + _READY_TIMEOUT_S
     while True:
-        status, body = _get(url, "/ready")
-        if status == 200:
+        try:
+            server.get_json("/ready")
             return
-        if time.monotonic() > deadline_s:
-            raise StartFailed(f"not ready after {_READY_TIMEOUT_S:.0f} s: HTTP {status}: {body.strip()}")
+        except ServerError as error:
+            if time.monotonic() > deadline_s:
+                raise StartFailed(f"not ready after {_READY_TIMEOUT_S:.0f} s: {error}") from error
         time.sleep(_POLL_S)
 
 
@@ -79,21 +75,25 @@ def ask(url: str) -> FirstAnswer:
     Raises:
         StartFailed: when there is none.
     """
-    model = json.loads(_get(url, "/v1/models")[1])["data"][0]["id"]
+    server = OpenAIServer(url, _ANSWER_TIMEOUT_S)
     try:
-        return _ask(url, model, _CHAT)
-    except _Refused:
-        return _ask(url, model, _PLAIN)
+        model = server.first_model()
+        try:
+            return _ask(server, model, CHAT_PATH)
+        except ServerError as error:
+            if error.status != 400:
+                raise
+            return _ask(server, model, COMPLETIONS_PATH)
+    except ServerError as error:
+        raise StartFailed(f"the first prompt failed: {error}") from error
 
 
-def _ask(url: str, model: str, path: str) -> FirstAnswer:
+def _ask(server: OpenAIServer, model: str, path: str) -> FirstAnswer:
     start_s = time.monotonic()
     texts: list[str] = []
     timings: dict[str, float] = {}
     ttft_s, num_tokens = 0.0, 0
-    for event in _stream(url, path, _body(model, path)):
-        if "error" in event:
-            raise StartFailed(f"the first prompt failed: {event['error'].get('message')}")
+    for event in server.events(path, _body(model, path), timings=True):
         for choice in event["choices"]:
             text = choice.get("delta", {}).get("content") or choice.get("text") or ""
             if text and not texts:
@@ -118,34 +118,3 @@ def _body(model: str, path: str) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-
-
-def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
-    parts = urlsplit(url)
-    return http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=_ANSWER_TIMEOUT_S), parts.path
-
-
-def _get(url: str, path: str) -> tuple[int, str]:
-    connection, prefix = _connect(url)
-    with closing(connection):
-        try:
-            connection.request("GET", prefix + path)
-            response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
-        except OSError as error:
-            return 0, str(error)
-
-
-def _stream(url: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    connection, prefix = _connect(url)
-    with closing(connection):
-        headers = {"content-type": "application/json", "x-baton-timings": "1"}
-        connection.request("POST", prefix + path, json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            failure = _Refused if response.status == 400 else StartFailed
-            raise failure(f"the first prompt failed: HTTP {response.status}: {response.read().decode(errors='replace').strip()}")
-        for line in response:
-            data = line.decode().removeprefix("data:").strip()
-            if line.startswith(b"data:") and data != "[DONE]":
-                yield json.loads(data)

@@ -43,6 +43,14 @@ def import_gguf(gguf: Path, folder: Path) -> None:
         raise ConfigError(f"{gguf} lacks the metadata key {error}", param="model") from error
 
 
+def check_architecture(arch: str) -> None:
+    """Raises:
+    ConfigError: for `model`, when a GGUF file's `general.architecture` is one that Baton does not know.
+    """
+    if arch not in _ARCHITECTURES:
+        raise ConfigError(f"unknown architecture {arch!r} in the GGUF file; known: {', '.join(_ARCHITECTURES)}", param="model")
+
+
 def _write_files(metadata: Mapping[str, Any], tensors: set[str], folder: Path) -> None:
     config = model_config(metadata, tensors)
     _write_json(folder / "config.json", config)
@@ -68,8 +76,7 @@ def model_config(metadata: Mapping[str, Any], tensors: set[str]) -> dict[str, An
         tensors: the names of its tensors; what they lack or have says more than the keys (tied embeddings, biases).
     """
     arch = metadata["general.architecture"]
-    if arch not in _ARCHITECTURES:
-        raise ConfigError(f"unknown architecture {arch!r} in the GGUF file; known: {', '.join(_ARCHITECTURES)}", param="model")
+    check_architecture(arch)
     if metadata.get(f"{arch}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in tensors:
         raise ConfigError(
             "the GGUF file scales RoPE, which its metadata describes in part only; put its config.json beside it", param="model"

@@ -10,7 +10,8 @@ import logging
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -36,6 +37,15 @@ _END_TIMEOUT_S: Final = 10.0
 
 class StartFailed(Exception):
     """The application did not come up; the message is the cause."""
+
+
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """What its body raises, of which Ray has no list, is that `name` could not be started."""
+    try:
+        yield
+    except Exception as error:
+        raise StartFailed(f"{name} did not start: {last_line(str(error) or type(error).__name__)}") from error
 
 
 def check_ports_free(file: ServeFile) -> None:
@@ -70,30 +80,40 @@ class LocalCluster:
     _shown: dict[str, str] = field(default_factory=dict)  # what was last said of each deployment
 
     def start_ray(self) -> None:
-        """Starts Ray. It sets a signal handler of its own."""
+        """Starts Ray. It sets a signal handler of its own.
+
+        Raises:
+            StartFailed: Ray's processes did not come up, as on a machine that is too busy.
+        """
         adopt_orphans()
-        ray.init(
-            address="local",
-            num_cpus=self._num_cpus(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            namespace="serve",
-            _node_ip_address="127.0.0.1",
-        )
+        with _failing("Ray"):
+            ray.init(
+                address="local",
+                num_cpus=self._num_cpus(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                namespace="serve",
+                _node_ip_address="127.0.0.1",
+            )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
     def start_serve(self) -> None:
-        """Starts Serve's controller and the HTTP proxy."""
+        """Starts Serve's controller and the HTTP proxy.
+
+        Raises:
+            StartFailed: they did not come up.
+        """
         schema: ServeDeploySchema = self.file.schema
-        self._client = serve_start(
-            http_options=schema.http_options.model_dump(),
-            proxy_location=schema.proxy_location,
-            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
-            controller_options=schema.controller_options,
-            global_logging_config=schema.logging_config,
-        )
+        with _failing("Serve"):
+            self._client = serve_start(
+                http_options=schema.http_options.model_dump(),
+                proxy_location=schema.proxy_location,
+                grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+                controller_options=schema.controller_options,
+                global_logging_config=schema.logging_config,
+            )
 
     def deploy(self) -> None:
         """Hands the application to Serve's controller, which imports and builds it."""
@@ -115,10 +135,10 @@ class LocalCluster:
             time.sleep(_POLL_S)  # Serve tells its state only when asked
 
     @property
-    def log_folder(self) -> str:
-        """Where Serve's processes write what they have to say; it stays after the end."""
+    def log_folder(self) -> str | None:
+        """Where Serve's processes write what they have to say; it stays after the end. None when Ray did not start."""
         node: Any = ray._private.worker._global_node  # typed as None in Ray
-        return f"{node.get_session_dir_path()}/logs/serve"
+        return None if node is None else f"{node.get_session_dir_path()}/logs/serve"
 
     def watch(self) -> NoReturn:
         """Tells of replicas that die and come back, until interrupted."""

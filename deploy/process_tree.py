@@ -51,6 +51,12 @@ def _read(pid: int) -> _Stat | None:
     return _Stat(fields[0], int(fields[1]), int(fields[19]))
 
 
+def process_id(pid: int) -> ProcessId | None:
+    """The live process that has this id now."""
+    found = _read(pid)
+    return None if found is None or found.state == "Z" else ProcessId(pid, found.start_tick)
+
+
 def adopt_orphans() -> None:
     """From now on a descendant whose parent ends becomes this process's child, so that `descendants` still finds it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

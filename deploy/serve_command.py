@@ -45,7 +45,8 @@ def _run(cluster: LocalCluster) -> int:
         cluster.watch()  # until a signal
     except StartFailed as failure:
         cluster.progress.step(f"failed: {failure}")
-        cluster.progress.line(f"    logs: {cluster.log_folder}")
+        if cluster.log_folder is not None:
+            cluster.progress.line(f"    logs: {cluster.log_folder}")
         return 1
     except KeyboardInterrupt:
         pass

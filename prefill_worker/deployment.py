@@ -46,7 +46,7 @@ def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
 
 PrefillDeployment = serve.deployment(
     name="Prefill",
-    max_ongoing_requests=100,  # health aside, only metrics are asked over handles
+    max_ongoing_requests=100,  # health aside, only metrics and books are asked over handles
     health_check_period_s=2,
     health_check_timeout_s=30,
     graceful_shutdown_wait_loop_s=0.1,

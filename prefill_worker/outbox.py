@@ -157,6 +157,15 @@ class Outbox:
         self._finish(lease, LeaseEnd.TAKEN)
         return True
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every lease can still end: by its key, by its time, and to whoever waits for it."""
+        for key, lease in self._leases.items():
+            assert lease.ticket.key == key, f"the lease of {lease.ticket.key} is kept as {key}"
+            assert (lease.timer is not None) == lease.is_readable, f"{key} is readable without a deadline, or has one too early"
+            assert lease.deadline_s <= lease.last_deadline_s, f"the lease of {key} outlives its longest life"
+            assert not lease.end.done() or lease.end.cancelled(), f"the lease of {key} has ended and is kept"
+        assert len(self._takers) <= _NUM_REMEMBERED, "too many takers are remembered"
+
     def _living(self, key: str, nonce: bytes) -> _Lease | None:
         """The lease that `nonce` opens, unless it is over. A deadline counts from its instant, even when its timer is late."""
         lease = self._leases.get(key)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
+from cluster.books import ProcessBooks, faults_of
 from cluster.engine.engine import Engine
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.selection import publish
@@ -56,6 +58,11 @@ class PrefillWorker(Worker):
         )
         self.endpoint.add(kv_service.register)
         await super().start()
+
+    async def books(self) -> ProcessBooks:
+        books = await super().books()
+        faults = (*books.faults, *faults_of(self.outbox.check_integrity))
+        return replace(books, held={**books.held, "leases": len(self.outbox)}, faults=faults)
 
     async def close(self) -> None:
         await super().close()

@@ -6,17 +6,15 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from deploy.environment import prepare_environment
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: on few cores its threads only spin against each other
 os.environ["RAY_AUTH_MODE"] = "disabled"  # the cluster lives as long as this process, on loopback
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
 os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] = "0.05"
-os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] = "2"  # as `baton serve` has it
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+prepare_environment()
 
 
 def free_port() -> int:

@@ -125,7 +125,7 @@ def test_an_impossible_value_names_the_key(key: str, value: Any) -> None:
         ("router.max_queued_requests", 0),
         ("router.max_prefill_ahead", 0.5),
         ("router.report_timeout_s", 0.5),  # workers report as often
-        ("router.gateway_timeout_s", 3),  # and gateways
+        ("router.gateway_timeout_s", 2),  # and gateways
         ("router.classes", []),
         ("router.classes", [{"name": "High", "up_to": 1, "slack_s": 0}]),
         ("router.classes", [{"name": "a", "up_to": 1, "slack_s": -1}]),

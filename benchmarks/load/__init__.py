@@ -2,7 +2,7 @@
 
 lengths, requests   what is asked
 arrivals, driver    when it is sent
-transport, http     to whom; another protocol is another `Transport`
+transport           to whom: http (OpenAI's), grpc and its channels (Baton's); another protocol is another `Transport`
 answer, trace       what came back, and when
 statistics, slo, search, plot   what it says
 """

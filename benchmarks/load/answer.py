@@ -11,7 +11,8 @@ class LoadError(Exception):
     """A request that failed. `kind` is short and the same for the same cause; errors are counted by it.
 
     Kinds: `http_<status>`, `grpc_<STATUS>`, `connect` (no connection), `dropped` (the connection ended inside the answer), `timeout`,
-    `error_event` (an error inside the stream), `unfinished` (the stream ended without a finish reason), `malformed` (not the protocol).
+    `error_event` (an error inside the stream), `unfinished` (the stream ended without a finish reason), `malformed` (not the protocol),
+    `interrupted` (the load generator itself was stopped).
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -1,9 +1,10 @@
-"""Whether a run measured the server, or the load generator itself."""
+"""Whether a run measured the server, or something else: the load generator itself, or the server's prefix cache."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.load.requests import RecordedRequests, RequestSource
 from benchmarks.load.statistics import Summary
 
 MAX_CPU_SHARE: Final = 0.8  # of one core: above it, events wait for the event loop
@@ -18,3 +19,11 @@ def warnings(summary: Summary) -> list[str]:
     if summary.lag and summary.lag.p99_s > MAX_LAG_S:
         found.append(f"requests were sent up to {summary.lag.p99_s * 1e3:.0f} ms late (p99): the load was not the one asked for")
     return found
+
+
+def repetitions(source: RequestSource, num_sent: int) -> list[str]:
+    """Why prompts may have come from the server's prefix cache: `num_sent` requests were more than the dataset has."""
+    if not isinstance(source, RecordedRequests) or num_sent <= len(source.recorded):
+        return []
+    again = f"{num_sent - len(source.recorded)} of {num_sent} prompts of the dataset were sent again"
+    return [f"{again}: a prefix cache knows them, so TTFT is lower than for new ones"]

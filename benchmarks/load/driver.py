@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol
 
 from benchmarks.load.answer import Answer, LoadError
 from benchmarks.load.arrivals import Arrivals
 from benchmarks.load.requests import LoadRequest
-from benchmarks.load.trace import Trace
+from benchmarks.load.trace import INTERRUPTED, Trace
 from benchmarks.load.transport import Transport
 
-Ask = Callable[[LoadRequest, float], Awaitable[None]]  # a request, and when it was to be sent, seconds after the start
+Ask = Callable[[LoadRequest, float], Coroutine[Any, Any, None]]  # a request, and when it was to be sent, seconds after the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Budget:
     duration_s: float = float("inf")
 
     def cut(self, requests: Iterator[LoadRequest]) -> Iterator[LoadRequest]:
-        return (request for request, _ in zip(requests, range(self.num_requests), strict=False))
+        return islice(requests, self.num_requests)  # takes no more, so that another run may go on where this one ended
 
 
 class Clock:
@@ -63,7 +64,7 @@ class OpenLoop:
                 if scheduled_s > duration_s:
                     return
                 await asyncio.sleep(scheduled_s - clock.now_s())
-                group.create_task(_as_coroutine(ask(request, scheduled_s)))
+                group.create_task(ask(request, scheduled_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,6 @@ class ClosedLoop:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.concurrency):
                 group.create_task(user())
-
-
-async def _as_coroutine(waited: Awaitable[None]) -> None:
-    await waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +107,23 @@ class Driver:
         self.num_sent = 0
         self.traces: list[Trace] = []
         self.clock = Clock()
+        self._cpu_started_s = time.process_time()
         self._transport, self._model, self._on_trace = transport, model, on_trace
 
     async def run(self, requests: Iterator[LoadRequest], pace: Pace, budget: Budget) -> LoadResult:
-        """Sends until the budget is spent and waits for every answer; failures become traces."""
+        """Sends until the budget is spent and waits for every answer; failures become traces.
+
+        Cancelled, it cancels what is open, whose traces are of kind `interrupted`; `result` then has what there is.
+        """
         self.clock = Clock()
-        cpu_s = time.process_time()
+        self._cpu_started_s = time.process_time()
         await pace.drive(budget.cut(requests), self._ask, self.clock, budget.duration_s)
+        return self.result()
+
+    def result(self) -> LoadResult:
+        """What came back until now."""
         duration_s = self.clock.now_s()
-        return LoadResult(duration_s, tuple(self.traces), (time.process_time() - cpu_s) / duration_s)
+        return LoadResult(duration_s, tuple(self.traces), (time.process_time() - self._cpu_started_s) / duration_s)
 
     async def _ask(self, request: LoadRequest, scheduled_s: float) -> None:
         self.num_sent += 1
@@ -128,6 +133,12 @@ class Driver:
             await self._transport.send(request, self._model, answer)
         except LoadError as error:
             trace = replace(trace, error_kind=error.kind, error=str(error))
+        except asyncio.CancelledError:
+            self._keep(replace(trace, error_kind=INTERRUPTED, error="open when the load generator was stopped"), answer)
+            raise
+        self._keep(trace, answer)
+
+    def _keep(self, trace: Trace, answer: Answer) -> None:
         trace = _completed(trace, answer, self.clock.now_s())
         self.traces.append(trace)
         self._on_trace(trace)

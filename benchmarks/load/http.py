@@ -12,6 +12,7 @@ import aiohttp
 
 from benchmarks.load.answer import Answer, LoadError
 from benchmarks.load.requests import LoadRequest
+from deploy.sse import event_data
 
 Api = Literal["completions", "chat"]
 _PATHS: Final = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -106,9 +107,7 @@ class HttpTransport:
 
 
 def _read_line(line: bytes, now_s: float, answer: Answer) -> None:
-    """One line of server-sent events; comments and blank lines say nothing."""
-    data = line[5:].strip() if line.startswith(b"data:") else b""
-    if data and data != b"[DONE]":
+    if data := event_data(line):
         _read_event(data, now_s, answer)
 
 

@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from benchmarks.load.arrivals import Bursts, Poisson
 from benchmarks.load.driver import Budget, ClosedLoop, OpenLoop, Pace
+from benchmarks.load.grpc import GrpcTarget, GrpcTransport, fields_of_body
 from benchmarks.load.http import HttpTarget, HttpTransport
 from benchmarks.load.requests import RandomTokens, RandomWords, RecordedRequests, RequestSource, read_requests
 from benchmarks.load.slo import Slo, parse_slo
@@ -75,11 +76,13 @@ def transport_of(options: argparse.Namespace) -> Transport:
     """The protocol that the URL's scheme names. The API key comes from the environment, so that no published command line holds it.
 
     Raises:
-        ConfigError: no protocol has this scheme.
+        ConfigError: no protocol has this scheme, or the protocol cannot do what the options ask for.
     """
     parts = urlsplit(options.url)
+    if parts.scheme == "grpc":
+        return GrpcTransport(_grpc_target(options, parts))
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{options.url}: expected http://HOST:PORT or https://HOST:PORT", param="url")
+        raise ConfigError(f"{options.url}: expected http://HOST:PORT, https://HOST:PORT or grpc://HOST:PORT", param="url")
     target = HttpTarget(
         url=options.url,
         api=options.api,
@@ -89,6 +92,21 @@ def transport_of(options: argparse.Namespace) -> Transport:
         api_key=os.environ.get("OPENAI_API_KEY") or None,
     )
     return HttpTransport(target)
+
+
+def _grpc_target(options: argparse.Namespace, parts: SplitResult) -> GrpcTarget:
+    if not parts.hostname or not _has_port(parts) or parts.username is not None or parts.path.strip("/") or parts.query:
+        raise ConfigError(f"{options.url}: expected grpc://HOST:PORT", param="url")
+    if options.api == "chat":
+        raise ConfigError("--api chat: Baton's gRPC API has no chats; they go to its HTTP port", param="--api")
+    return GrpcTarget(parts.netloc, not options.stop_at_eos, options.timeout, fields_of_body(options.body))
+
+
+def _has_port(parts: SplitResult) -> bool:
+    try:
+        return bool(parts.port)
+    except ValueError:
+        return False
 
 
 def _source(options: argparse.Namespace) -> RequestSource:

@@ -31,6 +31,9 @@ class RequestSource(Protocol):
     def requests(self, seed: int) -> Iterator[LoadRequest]:
         """Requests without end, the same for the same seed."""
 
+    def warm_up(self, seed: int) -> Iterator[LoadRequest]:
+        """Requests without end that are not the first of `requests`, whose prompts a prefix cache would know otherwise."""
+
 
 def _rng(seed: int) -> random.Random:
     """`random.Random` takes -1 for 1: of a text it does not, and the warm-up of seed 0 has -1."""
@@ -52,6 +55,9 @@ class RandomTokens:
             prompt = tuple(rng.randrange(_FIRST_TOKEN_ID, self.vocab_size) for _ in range(num_tokens))
             yield LoadRequest(prompt, self.output_length.draw(rng))
 
+    def warm_up(self, seed: int) -> Iterator[LoadRequest]:
+        return self.requests(seed - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomWords:
@@ -67,6 +73,9 @@ class RandomWords:
             prompt = " ".join(rng.choices(words, k=self.prompt_length.draw(rng)))
             yield LoadRequest(prompt, self.output_length.draw(rng))
 
+    def warm_up(self, seed: int) -> Iterator[LoadRequest]:
+        return self.requests(seed - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequests:
@@ -76,6 +85,9 @@ class RecordedRequests:
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
         return itertools.cycle(self.recorded)
+
+    def warm_up(self, seed: int) -> Iterator[LoadRequest]:
+        return itertools.cycle(reversed(self.recorded))
 
 
 def read_requests(path: Path) -> RecordedRequests:

@@ -6,6 +6,7 @@ It knows rates and verdicts alone; who measures them calls `next_rate` and `tell
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -44,3 +45,32 @@ class RateSearch:
     def is_settled(self) -> bool:
         """The limit is known to the precision, both from above and from below."""
         return self.highest_attained > 0 and self.lowest_missed <= self.highest_attained * (1 + self.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One run of a search."""
+
+    rate: float
+    attainment: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """`highest_rate` is 0 when no rate attained; `settled` is False when the probes ended before the precision was reached."""
+
+    attain: float
+    highest_rate: float
+    settled: bool
+    probes: tuple[Probe, ...]
+
+    @classmethod
+    def of(cls, search: RateSearch, attain: float, probes: Sequence[Probe]) -> SearchResult:
+        """`probes` are the runs that ended, at least one."""
+        return cls(attain, round(search.highest_attained, 4), search.is_settled, tuple(probes))
+
+    def __str__(self) -> str:
+        if not self.highest_rate:
+            return f"no rate that was tried attains {self.attain:.0%} (lowest: {min(probe.rate for probe in self.probes):.3f} requests/s)"
+        bound = "" if self.settled else "at least "
+        return f"highest rate that attains {self.attain:.0%}: {bound}{self.highest_rate:.3f} requests/s, after {len(self.probes)} runs"

@@ -26,8 +26,9 @@ class Slo:
         return trace.answered and all(bound is None or value is None or value <= bound for bound, value in bounds)
 
     def attainment(self, traces: Sequence[Trace]) -> float:
-        """The share of good requests among all sent; 0 when none was."""
-        return sum(map(self.is_met_by, traces)) / len(traces) if traces else 0.0
+        """The share of good requests among all sent but the interrupted; 0 when there is none."""
+        judged = [trace for trace in traces if trace.ended_by_server]
+        return sum(map(self.is_met_by, judged)) / len(judged) if judged else 0.0
 
     def goodput(self, result: LoadResult) -> float:
         """Good requests/s."""

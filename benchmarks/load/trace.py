@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+INTERRUPTED: Final = "interrupted"  # the error kind of what was open when the load generator was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Trace:
     @property
     def answered(self) -> bool:
         return self.error_kind is None
+
+    @property
+    def ended_by_server(self) -> bool:
+        """False: it was open when the load generator was stopped, and says nothing of the server."""
+        return self.error_kind != INTERRUPTED
 
     @property
     def lag_s(self) -> float:

@@ -260,8 +260,11 @@ class BlockManager:
         named = Counter(entry for entries in (*self._tables.values(), *self._leases.values()) for entry in entries)
         refs = {i: n for i, n in enumerate(self._pool.ref_counts) if n}
         refs.update({self.num_blocks + i: n for i, n in enumerate(self._slots.ref_counts) if n})
-        assert refs == dict(named), f"ref counts {refs} differ from the tables' {dict(named)}"
+        wrong = [
+            f"{i} has {refs.get(i, 0)} references and {named[i]} holders" for i in sorted(refs.keys() | named) if refs.get(i, 0) != named[i]
+        ]
+        assert not wrong, f"of the blocks and slots, {', '.join(wrong)}"
         for key in self._tables.keys() - self._suspended:
             assert self.num_away(key) == 0, f"{key} runs with blocks away"
         counts = self.counts()
-        assert counts.num_free + counts.num_cached + counts.num_owned + counts.num_leased == self.num_blocks
+        assert counts.num_free + counts.num_cached + counts.num_owned + counts.num_leased == self.num_blocks, f"{counts} do not add up"

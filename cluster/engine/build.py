@@ -23,14 +23,14 @@ Allocate = Callable[[int], torch.Tensor]
 
 
 def allocate_private(num_bytes: int) -> torch.Tensor:
-    """Zeroed memory of this process alone: uint8 `[num_bytes]`.
+    """Zeroed, resident memory of this process alone: uint8 `[num_bytes]`.
 
     Raises:
         ConfigError: the machine has no such memory left.
     """
     if num_bytes > available_bytes():
         raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-    return torch.zeros(num_bytes, dtype=torch.uint8)
+    return torch.empty(num_bytes, dtype=torch.uint8).zero_()  # `zeros` takes pages that are only there once they are written
 
 
 def build_engine(

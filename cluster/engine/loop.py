@@ -136,6 +136,11 @@ class EngineLoop:
         return self._load
 
     @property
+    def num_streams(self) -> int:
+        """Streams of submitted sequences that have not ended."""
+        return len(self._streams)
+
+    @property
     def broken(self) -> str | None:
         """Why the engine cannot go on; None while it can."""
         return self._refusal.message if isinstance(self._refusal, InternalError) else None

@@ -69,6 +69,11 @@ class Peers:
         """Peers known or being connected to."""
         return len(self._peers)
 
+    @property
+    def incarnations(self) -> tuple[str, ...]:
+        """Of the same."""
+        return tuple(self._peers)
+
     async def get(self, ticket: KVTicket) -> Peer:
         """The peer that issued `ticket`, whose KV fits our pool.
 

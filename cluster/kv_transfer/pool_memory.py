@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 
+from cluster.books import POOL_MEMFD
 from cluster.errors import ConfigError, PlaneUnavailable
 from cluster.host_memory import available_bytes
 
@@ -50,7 +51,7 @@ class PoolMemory:
         size = _pool_pages_bytes(num_bytes) + mmap.PAGESIZE
         if size > available_bytes():  # a memfd has no limit of its own: the kernel would kill processes to fill it
             raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-        self._fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create(POOL_MEMFD, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(self._fd, 0, size)  # fails here, where a page fault later would be a SIGBUS
             memory = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -1,4 +1,4 @@
-"""What Serve asks of a worker's replica, whichever kind: health, metrics, and its end, which is the drain.
+"""What Serve asks of a worker's replica, whichever kind: health, metrics, its books, and its end, which is the drain.
 
 No request comes over a Serve handle; the worker's own endpoint is named in its load reports to the Router. Nothing here imports ray, which
 only the deployments do, or torch, which the process that composes the application does without.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from cluster import wire
 from cluster.metrics import metrics_text
 from cluster.worker.reporter import Send
 
@@ -29,6 +30,11 @@ class WorkerReplica:
     async def metrics_text(self) -> str:
         """This process's metrics in the Prometheus text format."""
         return metrics_text()
+
+    async def books(self) -> bytes:
+        """This process's `ProcessBooks`, as msgpack."""
+        assert self._worker is not None, "Serve calls a replica once its constructor is done"
+        return wire.encode(await self._worker.books())
 
     async def __del__(self) -> None:
         if self._worker is not None:

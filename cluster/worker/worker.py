@@ -15,6 +15,7 @@ import logging
 from contextlib import ExitStack
 from typing import Final
 
+from cluster.books import ProcessBooks, faults_of, request_ids
 from cluster.engine.engine import Engine
 from cluster.engine.load import EngineLoad
 from cluster.engine.loop import EngineLoop
@@ -30,6 +31,7 @@ from cluster.worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 _LONG_STEP_S: Final = 0.25
+_AUDIT_TIMEOUT_S: Final = 2.0
 _LAST_REPORT_S: Final = 0.5  # an idle worker waits so long for the router to hear of its drain
 
 
@@ -87,6 +89,30 @@ class Worker:
             num_tokens_total=load.num_tokens_total,
         )
 
+    async def books(self) -> ProcessBooks:
+        """What the worker holds and whether its books are right, checked on the engine's thread; it waits a while for that."""
+        try:
+            async with asyncio.timeout(_AUDIT_TIMEOUT_S):
+                faults, load = await self.engine_loop.run(_audited)
+        except TimeoutError:
+            faults, load = (f"the engine did not answer within {_AUDIT_TIMEOUT_S:g} s",), self.engine_loop.load()
+        except BatonError as error:
+            faults, load = (f"the engine does not answer: {error.message}",), self.engine_loop.load()
+        return ProcessBooks(
+            kind=self._profile.role.value,
+            name=self._profile.incarnation,
+            held={
+                "blocks_owned": load.num_blocks_owned,
+                "blocks_leased": load.num_blocks_leased,
+                "slots_swapped": load.num_blocks_swapped,
+                "sequences": load.num_seqs_waiting + load.num_seqs_waiting_for_kv + load.num_seqs_running,
+                "streams": self.engine_loop.num_streams,
+                "calls": len(self.calls),
+            },
+            faults=faults,
+            requests=request_ids(load.live_keys),
+        )
+
     def check_health(self) -> None:
         """Health is progress of our own engine; what happens to a peer never makes us unhealthy.
 
@@ -119,6 +145,10 @@ class Worker:
         await self.endpoint.close()
         await self.engine_loop.stop()
         self._cleanup.close()
+
+
+def _audited(engine: Engine) -> tuple[tuple[str, ...], EngineLoad]:
+    return faults_of(engine.check_integrity), engine.load()
 
 
 def _profile(settings: WorkerSettings, engine: Engine, endpoint: str) -> WorkerLoad:

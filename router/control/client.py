@@ -12,13 +12,14 @@ answer was on its way.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from cluster.errors import InternalError, NoCapacity
+from cluster.errors import InternalError, NoCapacity, StaleEpoch
 from cluster.types import AdmitRequest, Placement
 from cluster.wire import WireError, decode, encode
 from router.control.messages import Heartbeat, HeartbeatReply, LiveRequest, Method, Ready, Redirect, RequestName, unseal
@@ -41,8 +42,14 @@ class RouterClient:
         self._patience_s = patience_s
 
     async def admit(self, request: AdmitRequest) -> Placement:
-        """See `Router.admit`."""
-        return decode(Placement, await self._patiently(Method.ADMIT, lambda waited_s: encode(replace(request, waited_s=waited_s))))
+        """See `Router.admit`. A router that took this gateway for dead, while it was stopped, is asked again."""
+        started_s = time.monotonic()
+        waited_s = itertools.chain([0.0], iter(lambda: time.monotonic() - started_s, None))  # a first submission has not waited
+        while True:
+            try:
+                return decode(Placement, await self._patiently(Method.ADMIT, lambda: encode(replace(request, waited_s=next(waited_s)))))
+            except StaleEpoch:
+                continue
 
     async def prefill_done(self, request_id: str) -> None:
         """The decode worker has taken the request's KV. Idempotent."""
@@ -79,12 +86,11 @@ class RouterClient:
         return decode(HeartbeatReply, await self._send(Method.HEARTBEAT, encode(beat)))
 
     async def _send(self, method: Method, payload: bytes) -> bytes:
-        return await self._patiently(method, lambda _waited_s: payload)
+        return await self._patiently(method, lambda: payload)
 
-    async def _patiently(self, method: Method, payload_after: Callable[[float], bytes]) -> bytes:
+    async def _patiently(self, method: Method, payload: Callable[[], bytes]) -> bytes:
         """The router's answer. What it refuses itself, with NoCapacity too, comes in the envelope and is not repeated."""
-        started_s = time.monotonic()
-        sealed = await self._reach(method, payload_after(0.0))
+        sealed = await self._reach(method, payload())
         give_up_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_PAUSE_S
         while isinstance(sealed, NoCapacity):
@@ -92,7 +98,7 @@ class RouterClient:
                 raise sealed
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            sealed = await self._reach(method, payload_after(time.monotonic() - started_s))
+            sealed = await self._reach(method, payload())
         try:
             return unseal(sealed)
         except WireError as error:

@@ -19,6 +19,7 @@ from cluster.config import BatonConfig
 from cluster.errors import NoCapacity
 from cluster.metrics import metrics_text
 from cluster.types import WorkerRole
+from cluster.wire import encode
 from router.control.client import Call
 from router.control.router import SWEEP_INTERVAL_S, Router
 from router.control.service import RouterService
@@ -53,6 +54,10 @@ class RouterReplica:
         """This process's metrics in the Prometheus text format."""
         self._router.update_gauges()
         return metrics_text()
+
+    async def books(self) -> bytes:
+        """This process's `ProcessBooks`, as msgpack."""
+        return encode(self._router.books())
 
     async def check_health(self) -> None:
         """Raises when nothing would end by time any more."""

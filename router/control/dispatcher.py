@@ -101,6 +101,10 @@ class Dispatcher:
             if found is not None:
                 self.refuse(item, *found)
 
+    def check_integrity(self) -> None:
+        """See `LoadBook.check_integrity`."""
+        self._book.check_integrity()
+
     def _serve(self, item: QueueItem[Ticket], limits: Limits, router_epoch: int, now_s: float) -> _Verdict:
         ticket = item.payload
         if ticket.future.done():  # cancelled, and its task has not run since

@@ -7,6 +7,7 @@ and by any of these, whichever comes first:
     replaced    the same request is admitted again
     worker      the worker that its present phase needs has another incarnation, or is gone
     gateway     its gateway is silent for too long, or alive and no longer lists it
+    orphaned    none of its workers holds it any more
 
 Phase `prefill` claims on both workers; phase `decode` on the decode worker alone.
 """
@@ -111,7 +112,7 @@ class LiveSet:
         return placement
 
     def finish(self, request_id: str) -> None:
-        """Ends a placement by its gateway's word, which a late heartbeat cannot take back. Idempotent."""
+        """Ends a placement for good: a late heartbeat cannot bring it back. Idempotent."""
         self._finished[request_id] = None
         while len(self._finished) > _MAX_FINISHED:
             self._finished.popitem(last=False)

@@ -53,6 +53,13 @@ class LoadBook:
             loads[worker.load.role].append(worker.load)
         return loads
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless the credits that placement sees are those that the live placements leave."""
+        for worker in self._taking_work:
+            placed = [live for live in self._live if worker.incarnation in live.incarnations]
+            found, expected = self._view(worker), view_of(worker, placed)
+            assert found == expected, f"placement sees {found} of {worker.incarnation}, the live set says {expected}"
+
     def _view(self, worker: Worker) -> WorkerView:
         placed = self._live.on(worker.incarnation)
         entry = self._entries.get(worker.incarnation)

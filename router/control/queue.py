@@ -116,6 +116,16 @@ class PriorityQueue(Generic[T]):
             groups.setdefault(item.class_name, []).append(item)
         return {name: _gauge(items, now_s) for name, items in groups.items()}
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every item is in the heap once, in its place, and the tokens are those of the items."""
+        live = [entry for entry in self._heap if self._is_live(entry[-1])]
+        assert len(live) == len(self._items), f"{len(self._items)} items are queued, the heap has {len(live)} of them"
+        assert all(entry[0] == entry[-1].order_key for entry in live), "an item is queued under another order key than its own"
+        misplaced = [index for index in range(1, len(self._heap)) if self._heap[index] < self._heap[(index - 1) // 2]]
+        assert not misplaced, "the queue is out of order"
+        num_tokens = sum(item.num_tokens for item in self._items.values())
+        assert self._num_tokens == num_tokens, f"the queue counts {self._num_tokens} tokens, its items have {num_tokens}"
+
     def _is_live(self, item: QueueItem[T]) -> bool:
         return self._items.get(item.request_id) is item
 

@@ -11,6 +11,7 @@ from router.control.gateways import GatewayWatch
 from router.control.live_set import LivePlacement, LiveSet
 from router.control.messages import Heartbeat, LiveRequest
 from router.control.metrics import RouterMetrics
+from router.control.orphans import OrphanWatch
 from router.control.queue import PriorityQueue, QueueItem
 from router.control.redirects import Redirects
 from router.control.workers import WorkerRegistry
@@ -39,6 +40,7 @@ class Reaper:
         self._dispatcher = dispatcher
         self._gateways = gateways
         self._metrics = metrics
+        self._orphans = OrphanWatch(live, registry)
 
     def finish(self, request_id: str) -> None:
         """The gateway's word. Idempotent."""
@@ -74,8 +76,14 @@ class Reaper:
             if live.request.gateway_id in silent:
                 self._end(live, "gateway_lost")
         if silent:
-            gone = ClientGone("the gateway is not heard of any more"), "gateway_lost"
+            gone = StaleEpoch("the gateway was not heard of: one that lives submits its requests again"), "gateway_lost"
             self._dispatcher.refuse_where(lambda item: gone if item.payload.request.gateway_id in silent else None)
+
+    def end_orphans(self, now_s: float) -> None:
+        """Ends what no worker holds. A heartbeat does not bring it back: there is nothing left to claim."""
+        for live in self._orphans.found(now_s):
+            self._end(live, "orphaned")
+            self._live.finish(live.request_id)
 
     def end_unlisted(self, beat: Heartbeat, now_s: float) -> None:
         """Ends what the gateway no longer holds: its `finish` was lost."""

@@ -71,6 +71,12 @@ class Redirects:
         live.sort(key=lambda entry: entry.placement.order_key)
         return sum(self._answer(entry, self._pending[entry.request_id], book, router_epoch, now_s) for entry in live)
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every held call is of a request that is placed."""
+        for request_id, pending in self._pending.items():
+            assert pending.redirect.request_id == request_id, f"the redirect of {pending.redirect.request_id} is held as {request_id}"
+            assert request_id in self._live, f"{request_id} is redirected and not placed"
+
     def _answer(self, live: LivePlacement, pending: PendingRedirect, book: LoadBook, router_epoch: int, now_s: float) -> bool:
         if pending.future.done():
             return False

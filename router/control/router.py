@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from cluster.books import ProcessBooks, faults_of
 from cluster.config import RouterConfig
 from cluster.errors import NoCapacity, StaleEpoch
 from cluster.types import AdmitRequest, Placement, ReportReply, WorkerLoad, WorkerRole
@@ -185,6 +186,7 @@ class Router:
         """Ends all that has run out of time."""
         now_s = self._now()
         self._reaper.end_silent(now_s)
+        self._reaper.end_orphans(now_s)
         no_capacity = self._readiness.no_capacity(now_s)
         self._dispatcher.refuse_where(lambda item: self._admission.overdue(item, now_s, self._config.capacity_wait_s, no_capacity))
         self._pump(now_s)
@@ -212,6 +214,27 @@ class Router:
         now_s = self._now()
         queued = self.queue.by_class(self._stamper.class_names, now_s)
         self._metrics.set_gauges(queued, self.live.num_by_phase(), snapshot.worker_counts(self.workers, now_s))
+
+    def books(self) -> ProcessBooks:
+        """What this life of the router holds, and whether its parts agree."""
+        return ProcessBooks(
+            kind="router",
+            name=str(self.epoch),
+            held={"placements": len(self.live), "queued": len(self.queue), "redirects": len(self._redirects)},
+            faults=self.faults(),
+            requests=tuple(sorted({live.request_id for live in self.live} | {item.request_id for item in self.queue})),
+        )
+
+    def faults(self) -> tuple[str, ...]:
+        """Where its parts do not agree, in words."""
+        parts = (self.live, self.queue, self._redirects, self._dispatcher)
+        return faults_of(*(part.check_integrity for part in parts), self._check_places)
+
+    def _check_places(self) -> None:
+        for live in self.live:
+            assert live.request_id not in self.queue, f"{live.request_id} is placed and queued"
+            for name in live.incarnations:
+                assert not self.workers.is_retired(name), f"{live.request_id} is placed on {name}, which is no more"
 
     def _pump(self, now_s: float) -> None:
         if not self._readiness.is_recovering(now_s):

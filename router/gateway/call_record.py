@@ -16,14 +16,12 @@ class CallRecord:
     def __init__(self, metrics: GatewayMetrics, endpoint: str) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
-        self._is_counted = False
-        metrics.live.inc()
+        metrics.live_calls.add(self)
 
     def end(self, outcome: str) -> None:
         """`outcome` is a finish reason or the code of an error. Only the first call counts."""
-        if not self._is_counted:
-            self._is_counted = True
-            self._metrics.live.dec()
+        if self in self._metrics.live_calls:
+            self._metrics.live_calls.remove(self)
             self._metrics.requests.labels(self._endpoint, outcome).inc()
 
     @contextmanager

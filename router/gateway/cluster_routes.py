@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from router.gateway.gateway import Gateway
 
 
 def cluster_router(gateway: Gateway) -> APIRouter:
-    """`/health`, `/ready`, `/metrics`, `/v1/cluster`."""
+    """`/health`, `/ready`, `/metrics`, `/v1/cluster`, `/v1/cluster/books`."""
     router = APIRouter()
 
     @router.get("/health")
@@ -38,5 +39,10 @@ def cluster_router(gateway: Gateway) -> APIRouter:
     async def cluster() -> dict[str, Any]:
         """Pools, workers, queue and blocks, as the router sees them."""
         return await gateway.describe_cluster()
+
+    @router.get("/v1/cluster/books")
+    async def books() -> dict[str, Any]:
+        """What every process holds and what is wrong with it, for `baton doctor`."""
+        return asdict(await gateway.cluster_books())
 
     return router

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from cluster.books import ClusterBooks, ProcessBooks, faults_of
 from cluster.config import GatewayConfig
 from cluster.errors import BatonError, InternalError, NoCapacity
 from router.control.client import RouterClient
@@ -27,7 +28,7 @@ from router.gateway.tokenizer import Tokenizer
 from router.gateway.validation import chat_messages, check_model, completion_prompt, sampling_params
 from router.gateway.worker_clients import WorkerClients
 
-HEARTBEAT_INTERVAL_S: Final = 3.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
 ROUTER_TIMEOUT_S: Final = 5.0  # of questions about the cluster's state
 MAX_TIMEOUT_S: Final = 86_400.0  # of a request
 
@@ -52,6 +53,7 @@ class GatewayParts:
     config: GatewayConfig
     metrics: GatewayMetrics
     metrics_text: Callable[[], Awaitable[str]]  # one scrape of the whole cluster
+    cluster_books: Callable[[], Awaitable[ClusterBooks]]
 
 
 class Gateway:
@@ -63,6 +65,7 @@ class Gateway:
         self.config = parts.config
         self.metrics = parts.metrics
         self.metrics_text = parts.metrics_text
+        self.cluster_books = parts.cluster_books
         self.book = PlacementBook(parts.router, gateway_id=f"gateway-{uuid.uuid4().hex}")
         self._tokenizer = parts.tokenizer
         self._workers = parts.workers
@@ -107,6 +110,21 @@ class Gateway:
                 return {"model": asdict(self.card), **await self.router.snapshot()}
         except TimeoutError as error:
             raise NoCapacity("the router does not answer: timeout", retry_after_s=1.0) from error
+
+    def books(self) -> ProcessBooks:
+        """What this gateway holds, and whether its books are right."""
+        return ProcessBooks(
+            kind="gateway",
+            name=self.book.gateway_id,
+            held={
+                "requests": len(self.metrics.live_calls),
+                "placements": len(self.book.live_ids),
+                "worker_calls": self._workers.num_calls,
+                "router_calls": self.book.num_calls,
+            },
+            faults=faults_of(self.book.check_integrity),
+            requests=tuple(sorted(self.book.request_ids)),
+        )
 
     async def chat(self, request: ChatCompletionRequest, options: CallOptions) -> Answer:
         """Checks, renders and tokenizes; nothing is sent to a worker before the answer is read.

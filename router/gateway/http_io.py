@@ -16,6 +16,7 @@ from cluster.errors import BodyTooLarge, ClientGone
 T = TypeVar("T")
 
 DONE: Final = "[DONE]"
+TIMEOUT_HEADER: Final = "x-request-timeout-s"
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

@@ -23,7 +23,9 @@ class GatewayMetrics:
             ["endpoint", "outcome"],
             registry=registry,
         )
-        self.live = Gauge("baton_gateway_live_requests", "Requests that have not ended", registry=registry)
+        self.live_calls: set[object] = set()
+        live = Gauge("baton_gateway_live_requests", "Requests that have not ended", registry=registry)
+        live.set_function(lambda: len(self.live_calls))
         self.retries = Counter(
             "baton_retries",
             "Attempts after the first, and tickets taken to another decode worker, by reason",

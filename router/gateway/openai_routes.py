@@ -17,7 +17,7 @@ from router.gateway.answer import Answer
 from router.gateway.call_record import CallRecord
 from router.gateway.error_body import error_event
 from router.gateway.gateway import MAX_TIMEOUT_S, CallOptions, Gateway
-from router.gateway.http_io import DONE, EventStream, read_body, while_connected
+from router.gateway.http_io import DONE, TIMEOUT_HEADER, EventStream, read_body, while_connected
 from router.gateway.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from router.gateway.validation import parse_request
 
@@ -25,7 +25,6 @@ R = TypeVar("R", bound=GenerationRequest)
 
 _LOG = logging.getLogger(__name__)
 
-TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMINGS_HEADER: Final = "x-baton-timings"
 
 

@@ -28,6 +28,7 @@ class PlacementBook:
     def __init__(self, router: RouterClient, gateway_id: str) -> None:
         self._router = router
         self.gateway_id = gateway_id
+        self._admitting: set[str] = set()
         self._live: dict[str, LiveRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -36,13 +37,27 @@ class PlacementBook:
         """Requests with a placement."""
         return tuple(self._live)
 
+    @property
+    def request_ids(self) -> frozenset[str]:
+        """Requests that wait for a placement or have one."""
+        return frozenset(self._admitting | self._live.keys())
+
+    @property
+    def num_calls(self) -> int:
+        """Calls to the router that nobody waits for and that have not ended."""
+        return len(self._tasks)
+
     async def admit(self, request: AdmitRequest) -> Placement:
         """Waits in the router's queue for a placement.
 
         Raises:
             BatonError: as the router's `admit`.
         """
-        placement = await self._router.admit(request)
+        self._admitting.add(request.request_id)
+        try:
+            placement = await self._router.admit(request)
+        finally:
+            self._admitting.discard(request.request_id)
         self._live[request.request_id] = LiveRequest(request, placement, Phase.PREFILL)
         return placement
 
@@ -89,6 +104,13 @@ class PlacementBook:
             except (BatonError, TimeoutError) as error:
                 _LOG.warning("no heartbeat reached the router: %s", str(error) or type(error).__name__)
             await asyncio.sleep(interval_s)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every placement is of this gateway, and of the request that it is kept for."""
+        for request_id, entry in self._live.items():
+            names = {entry.request.request_id, entry.placement.request_id}
+            assert names == {request_id}, f"the placement of {request_id} names {sorted(names)}"
+            assert entry.request.gateway_id == self.gateway_id, f"the placement of {request_id} is of {entry.request.gateway_id}"
 
     async def settle(self) -> None:
         """Waits for the calls that are under way."""

@@ -1,10 +1,11 @@
 """Collects where one request's time goes (promise P5).
 
     TTFT         = gateway + queue + prefill wait + prefill
-    second token = first token + transfer + decode wait + first step
+    second token = first token + handoff + transfer + decode wait + first step
 
-The gateway measures the left sides and its own stages on its own clock; workers report durations of theirs. What is not explained
-(hops between processes) is reported too, as is time lost to failed attempts and to decode workers that declined.
+The gateway measures the left sides and its own stages on its own clock; workers report durations of theirs. Handoff is the gateway's too:
+until the first token is written to its reader and a decode worker asked. What is not explained (hops between processes) is reported, as
+is time lost to failed attempts and to decode workers that declined.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Timeline:
         self._prefill_s = 0.0
         self._transfer_s = 0.0
         self._decode_wait_s = 0.0
+        self._handoff_s = 0.0
         self._declined_s = 0.0
         self._first_step_s = 0.0
         self._decode_asked_s: float | None = None
@@ -59,6 +61,8 @@ class Timeline:
         now_s = time.monotonic()
         if self._decode_asked_s is not None:
             self._declined_s += now_s - self._decode_asked_s
+        elif self._first_token_s is not None:
+            self._handoff_s = now_s - self._first_token_s
         self._decode_asked_s = now_s
 
     def kv_taken(self, event: pb.KVTaken) -> None:
@@ -90,14 +94,19 @@ class Timeline:
 
     def timings(self) -> StageTimings:
         """The stages so far; `extra` holds the measured sums, what they leave unexplained, and losses."""
-        extra = {"router_queue_s": self._router_queue_s, "failed_attempts_s": self._failed_attempts_s, "declined_s": self._declined_s}
+        extra = {
+            "router_queue_s": self._router_queue_s,
+            "failed_attempts_s": self._failed_attempts_s,
+            "handoff_s": self._handoff_s,
+            "declined_s": self._declined_s,
+        }
         if self._first_token_s is not None and self._last_token_s is not None:
             ttft_s = self._first_token_s - self._started_s
             stages_s = self._gateway_s + self._failed_attempts_s + self._queue_s + self._prefill_wait_s + self._prefill_s
             extra |= {"ttft_s": ttft_s, "ttft_unexplained_s": ttft_s - stages_s, "e2e_s": self._last_token_s - self._started_s}
             if self._second_token_s is not None:
                 second_s = self._second_token_s - self._first_token_s
-                stages_s = self._declined_s + self._transfer_s + self._decode_wait_s + self._first_step_s
+                stages_s = self._handoff_s + self._declined_s + self._transfer_s + self._decode_wait_s + self._first_step_s
                 extra |= {"second_token_s": second_s, "second_token_unexplained_s": second_s - stages_s}
         return StageTimings(
             gateway_s=self._gateway_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from grpc import aio
@@ -59,7 +59,7 @@ def _error_of(failure: aio.AioRpcError) -> BatonError:
 @dataclass(slots=True)
 class _Peer:
     channel: aio.Channel
-    num_calls: int = 0
+    live: set[object] = field(default_factory=set)  # one token for each call that has not ended
 
 
 class WorkerClients:
@@ -73,7 +73,7 @@ class WorkerClients:
     @property
     def num_calls(self) -> int:
         """Calls that have not ended."""
-        return sum(peer.num_calls for peer in self._peers.values())
+        return sum(len(peer.live) for peer in self._peers.values())
 
     def prefill(self, worker: WorkerAddress, router_epoch: int, request: Request, timeout_s: float) -> WorkerStream[pb.PrefillEvent]:
         """Starts a prefill; `timeout_s` is what is left of the request's deadline."""
@@ -106,19 +106,16 @@ class WorkerClients:
         return peer
 
     def _drop_idle(self) -> None:
-        idle = [endpoint for endpoint, peer in self._peers.items() if peer.num_calls == 0]
+        idle = [endpoint for endpoint, peer in self._peers.items() if not peer.live]
         for endpoint in idle[: max(0, len(idle) - _MAX_IDLE_CHANNELS + 1)]:
             task = asyncio.create_task(_close(self._peers.pop(endpoint).channel))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def _stream(self, peer: _Peer, call: aio.UnaryStreamCall[Any, Any]) -> WorkerStream[Any]:
-        peer.num_calls += 1
-
-        def ended(_call: Any) -> None:
-            peer.num_calls -= 1
-
-        call.add_done_callback(ended)
+        token = object()  # not the call itself: one that is forgotten is to be collected, which ends it
+        peer.live.add(token)
+        call.add_done_callback(lambda _call: peer.live.discard(token))
         return WorkerStream(call)
 
 

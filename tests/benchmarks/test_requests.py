@@ -37,6 +37,7 @@ def test_a_file_is_read_in_order_and_over_again(tmp_path: Path) -> None:
     file.write_text('{"prompt": "why", "max_tokens": 3, "more": 1}\n\n{"prompt": [1, 2], "max_tokens": 5}\n')
     why, ids = LoadRequest("why", 3), LoadRequest((1, 2), 5)
     assert list(islice(read_requests(file).requests(0), 3)) == [why, ids, why]
+    assert list(islice(read_requests(file).warm_up(0), 3)) == [ids, why, ids]
 
 
 @pytest.mark.parametrize(

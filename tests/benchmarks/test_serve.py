@@ -19,6 +19,7 @@ from benchmarks.load.options import add_options
 from benchmarks.load.plan import plan_of, transport_of
 from benchmarks.serve import main
 from cluster.errors import ConfigError
+from tests.benchmarks.fake_inference import FakeInference, serving
 from tests.benchmarks.fake_openai import FakeOpenAI, Script, served
 from tests.conftest import free_port
 
@@ -69,6 +70,22 @@ async def test_a_search_finds_a_rate(capsys: pytest.CaptureFixture[str]) -> None
     assert len({tuple(seen.body["prompt"]) for seen in fake.seen}) == 1 + 12 * 3  # no cache may know them
 
 
+async def test_grpc_is_searched_judged_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "load.png"
+    fake = FakeInference()
+    async with serving(fake) as target:
+        search = ("--search", "--rate", "500", "--requests", "3", "--slo", "ttft=5", "--plot", str(picture), "--body", '{"priority": 2}')
+        assert await asyncio.to_thread(main, [f"grpc://{target}", *QUICK, *search]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["model"] == "tiny"
+    assert (found["num_answered"], found["num_prompt_tokens"], found["num_output_tokens"]) == (3, 15, 12)
+    assert len(found["search"]["probes"]) == 12
+    assert not found["interrupted"]
+    assert all(request.priority == 2 and request.ignore_eos for request in fake.seen)
+    assert picture.read_bytes().startswith(PNG)
+
+
 async def test_a_search_may_find_none(capsys: pytest.CaptureFixture[str]) -> None:
     await bench(FakeOpenAI(Script(), Script(status=503)), "--requests", "2", "--search", "--rate", "200000", "--slo", "ttft=5")
     printed = capsys.readouterr().out
@@ -98,6 +115,24 @@ async def test_a_dataset_is_asked_once(tmp_path: Path) -> None:
     assert await bench(fake, "--dataset", str(file), "--api", "chat", "--warm-up", "0", "--concurrency", "1") == 0
     assert [seen.body["messages"][0]["content"] for seen in fake.seen] == ["question 0", "question 1", "question 2"]
     assert [seen.body["max_tokens"] for seen in fake.seen] == [1, 2, 3]
+
+
+async def test_a_search_rotates_through_the_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"question {index}", "max_tokens": 4}) + "\n" for index in range(40)))
+    arguments = ("--dataset", str(file), "--requests", "3", "--search", "--rate", "500", "--slo", "ttft=5", "--warm-up", "2")
+    enough = FakeOpenAI()
+    assert await bench(enough, *arguments) == 0
+    asked = [seen.body["prompt"] for seen in enough.seen]
+    assert sorted(asked[:2]) == ["question 38", "question 39"], "the warm-up takes the last ones"
+    assert sorted(asked[2:]) == sorted(f"question {index}" for index in range(12 * 3)), "no prompt comes again"
+    assert "prompts of the dataset" not in capsys.readouterr().out
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:30]))
+    assert await bench(FakeOpenAI(), *arguments) == 0
+    printed = capsys.readouterr()
+    said = "6 of 36 prompts of the dataset were sent again"
+    assert any(warning.startswith(said) for warning in json.loads(printed.out.splitlines()[-1])["warnings"])
+    assert printed.err.count(said) == 1
 
 
 async def test_draws_latency_over_time(tmp_path: Path) -> None:
@@ -132,6 +167,11 @@ def test_commands_of_the_readme_parse(command: str) -> None:
         (["--dataset", "no-such-file"], "no-such-file"),
         (["ftp://host"], "expected http://"),
         (["127.0.0.1:8000"], "expected http://"),
+        (["grpc://host"], "expected grpc://HOST:PORT"),
+        (["grpc://host:port"], "expected grpc://HOST:PORT"),
+        (["grpc://host:9000/v1"], "expected grpc://HOST:PORT"),
+        (["grpc://host:9000", "--api", "chat"], "--api chat: Baton's gRPC API has no chats"),
+        (["grpc://host:9000", "--body", '{"n": 1}'], "--body: n: GenerateRequest"),
         (["http://"], "expected http://"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import __version__
 from tests.conftest import free_port
 from tests.deploy.tiny_gguf import write_gguf
 
@@ -58,7 +59,9 @@ def test_pull_prints_the_folder(tmp_path: Path) -> None:
     assert (Path(done.stdout.strip()) / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["bench", "--rate", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["bench", "--rate", "0"], ["pull", "a", "b"]]
+)
 def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
     done = baton(*arguments)
     assert done.returncode == 2
@@ -73,3 +76,29 @@ def test_bench_is_the_load_generator() -> None:
     assert "Traceback" not in done.stderr
     done = baton("bench", "--search")
     assert (done.returncode, done.stderr) == (2, "baton: --search needs an SLO to attain, as --slo ttft=2.0\n")
+
+
+def test_alone_it_prints_its_help() -> None:
+    done = baton()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == baton("--help").stdout
+
+
+def test_version() -> None:
+    done = baton("--version")
+    assert (done.returncode, done.stdout) == (0, f"baton {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "status", "pull", "bench"])
+def test_every_command_has_help_with_examples(command: str) -> None:
+    done = baton(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: baton {command} ")
+    assert f"examples:\n  baton {command}" in done.stdout
+    assert f"| `baton {command}" in (ROOT / "README.md").read_text(encoding="utf-8"), "in the README's table"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m deploy.cli --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""

@@ -8,7 +8,8 @@ import pytest
 
 from cluster.errors import ConfigError
 from deploy.config_file import load_serve_file
-from deploy.local_cluster import check_ports_free, last_line
+from deploy.local_cluster import LocalCluster, StartFailed, check_ports_free, last_line
+from deploy.progress import Progress
 from tests.conftest import free_port
 from tests.deploy.test_config_file import LOCAL
 
@@ -34,6 +35,17 @@ cluster.errors.ConfigError: decode.kv_cache_bytes: 8 GiB do not fit beside the w
 )
 def test_the_cause_is_the_last_error(message: str, said: str) -> None:
     assert last_line(message) == said
+
+
+def test_a_ray_that_does_not_come_up_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_options: object) -> None:
+        raise TimeoutError("the raylet did not register in time")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("deploy.local_cluster.adopt_orphans", lambda: None)
+    cluster = LocalCluster(load_serve_file(LOCAL), Progress())
+    with pytest.raises(StartFailed, match=r"^Ray did not start: the raylet did not register in time$"):
+        cluster.start_ray()
 
 
 def test_a_port_in_use_is_refused_by_its_key() -> None:

@@ -13,7 +13,8 @@ import pytest
 from cluster.errors import ConfigError
 from deploy import pull
 from deploy.gguf_import import import_gguf
-from deploy.pull import DEMO_MODEL, cache_folder, pull_demo, resolve_model
+from deploy.model_cache import cache_folder
+from deploy.pull import DEMO_MODEL, pull_demo, resolve_model
 from tests.deploy.tiny_gguf import write_gguf
 
 DEMO_FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", Path(DEMO_MODEL.gguf).name, ".complete"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from cluster.config import EngineConfig
-from cluster.engine.build import build_engine
+from cluster.engine.build import allocate_private, build_engine
 from cluster.errors import ConfigError
 from cluster.host_memory import available_bytes
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -24,6 +27,18 @@ def test_engine_takes_its_sizes_from_config_and_model() -> None:
     assert (engine.max_model_len, engine.limits.max_num_seqs) == (200, 7)
     assert engine.identity.vocab_size == VOCAB_SIZE and engine.identity.eos_token_ids
     assert engine.domain != build_engine(config(scheme="int8"), tiny_model("llama")).domain
+
+
+def test_a_private_pool_is_there_from_the_start() -> None:
+    """A page that only comes when it is written is missing hours later, to the kernel's killer and not to the config's check."""
+    before_bytes = resident_bytes()
+    pool = allocate_private(64 * 2**20)
+    assert resident_bytes() - before_bytes > 60 * 2**20
+    assert not pool.any()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_pool_lies_in_the_memory_it_is_given() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -36,6 +38,26 @@ def test_int8_linear_is_near_the_float_one() -> None:
     exact = x @ weight.t()
     error = make_scheme("int8").make_linear(weight, None, CPU)(x) - exact
     assert (error.square().mean() / exact.square().mean()).sqrt() < 0.015
+
+
+def test_int8_linears_need_few_kernels_whatever_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a compiled kernel for each number of rows: hundreds of MiB if every number were one."""
+    kernel, counts = torch.ops.onednn.qlinear_pointwise.default, []
+
+    def counting(levels: Tensor, *arguments: Any) -> Any:
+        counts.append(levels.shape[0])
+        return kernel(levels, *arguments)
+
+    monkeypatch.setattr(torch.ops.onednn.qlinear_pointwise, "default", counting)
+    linear = make_scheme("int8").make_linear(random(8, 32), None, CPU)
+    x = random(512, 32, seed=1)
+    whole = linear(x)
+    counts.clear()
+    for num_rows in range(1, 513):
+        assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
+    assert len(counts) == 512
+    assert len(set(counts)) == 16 + 31
+    assert all(filled < num_rows + 16 for num_rows, filled in enumerate(counts, start=1))
 
 
 def test_rows_are_quantized_to_half_a_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ import httpx2
 import yaml
 from openai import AsyncOpenAI
 
+from cluster.books import ClusterBooks
+from cluster.process_state import ProcessState
+from cluster.wire import validated
+from deploy.diagnosis import diagnose
 from tests.conftest import free_port
 
 LOCAL = Path(__file__).parents[2] / "deploy/local.yaml"
@@ -42,12 +47,27 @@ class Served:
         answer: dict[str, Any] = (await self.get("/v1/cluster")).json()
         return answer
 
+    async def processes(self) -> ClusterBooks:
+        """`/v1/cluster/books`."""
+        return validated(ClusterBooks, (await self.get("/v1/cluster/books")).json())
+
     async def await_balance(self) -> None:
-        """Returns when no block is owned or leased, no request is placed and none waits; that is bound to come soon."""
+        """Returns when every process holds nothing and finds its books right, and all agree; that is bound to come soon."""
         deadline_s = time.monotonic() + CLOSE_S
-        while left := _unbalanced(await self.books()):
-            assert time.monotonic() < deadline_s, left
-            await asyncio.sleep(0.1)  # the books are told twice a second, and only when asked
+        while not (found := diagnose(await self.processes())).is_idle:
+            assert time.monotonic() < deadline_s, str(found)
+            await asyncio.sleep(0.1)
+
+    async def states(self) -> dict[str, ProcessState]:
+        """What the kernel counts for each process."""
+        return {process.process: process.state for process in (await self.processes()).processes}
+
+    async def await_no_more_files_than(self, before: dict[str, ProcessState]) -> None:
+        """Returns when no process that was there `before` has more files open, or more shared memory mapped, than then."""
+        deadline_s = time.monotonic() + CLOSE_S
+        while more := _more(before, await self.states()):
+            assert time.monotonic() < deadline_s, more
+            await asyncio.sleep(0.1)  # gRPC closes sockets in a thread of its own and tells nobody
 
     async def await_ready(self) -> None:
         """Returns when `/ready` says so."""
@@ -64,11 +84,15 @@ class Served:
         return [replica["pid"] for replica in details["applications"][self.name]["deployments"][deployment]["replicas"]]
 
 
-def _unbalanced(books: dict[str, Any]) -> dict[str, Any]:
-    left: dict[str, Any] = {"queue": books["queue"]["num_requests"], "placements": sum(books["live_placements"].values())}
-    for role, pool in books["pools"].items():
-        left |= {f"{role} {state}": pool["kv_blocks"][state] for state in ("owned", "leased")}
-    return {name: value for name, value in left.items() if value}
+def _more(before: dict[str, ProcessState], after: dict[str, ProcessState]) -> dict[str, tuple[Any, Any]]:
+    survivors = before.keys() & after.keys()
+    assert survivors, "no process has survived"
+    held = {name: (_files_and_segments(before[name]), _files_and_segments(after[name])) for name in survivors}
+    return {name: (was, now) for name, (was, now) in held.items() if any(number > was[kind] for kind, number in now.items())}
+
+
+def _files_and_segments(state: ProcessState) -> Counter[str]:
+    return Counter({**state.open_files, "segments": len(state.segments), "segment bytes": sum(state.segments.values())})
 
 
 @contextmanager

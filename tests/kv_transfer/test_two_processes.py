@@ -15,6 +15,7 @@ from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.selection import select_planes
 from cluster.kv_transfer.shared_memory import PoolDescriptor
+from cluster.process_state import ProcessState
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, random_pool
 from tests.kv_transfer.process_state import Held, eventually, num_pool_mappings, open_files, shm_files, socket_exists
 
@@ -77,8 +78,11 @@ async def test_bytes_of_another_process(owner: RemoteOwner) -> None:
 
 async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
     num_mappings = Held.now().num_mappings
+    segments = ProcessState.now().segments
     peer = await owner.peers.get(owner.ticket)
     await owner.read()
+    assert list(owner.peers.incarnations) == [owner.ticket.incarnation]
+    assert len(ProcessState.now().segments.keys() - segments.keys()) == (1 if owner.plane == "shared_memory" else 0)
     sockets = []
     if owner.plane == "shared_memory":
         sockets.append(wire.decode(PoolDescriptor, peer.description.planes["shared_memory"]).socket)
@@ -88,6 +92,8 @@ async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
     await owner.kill()
 
     await eventually(lambda: len(owner.peers) == 0 and peer.connection.closed)
+    assert list(owner.peers.incarnations) == []
+    assert ProcessState.now().segments == segments
     assert num_pool_mappings() == num_mappings
     assert not [name for name in sockets if socket_exists(name)]
     assert shm_files() == []

@@ -80,10 +80,15 @@ class Operations(ABC):
         torch.add(by_cos[:, :, 1], by_sin[:, :, 0], out=halves[:, :, 1])
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric 8 bits with one scale a row: float32 `[rows, n]` → (uint8 `[rows, n]` with zero point 128, float32 scales `[rows, 1]`)."""
+def quantize_rows(x: Tensor, num_filled: int = 0) -> tuple[Tensor, Tensor]:
+    """Symmetric 8 bits with one scale a row: float32 `[rows, n]` → (uint8 `[rows, n]` with zero point 128, float32 scales `[rows, 1]`).
+
+    `num_filled` rows of zeros follow in the levels, for kernels that want certain numbers of rows.
+    """
     # Many times faster than the vector norm of order infinity.
     scales = x.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-30).mul_(1 / 127)
-    levels = torch.div(x, scales).round_().to(torch.int8)
-    # Flipping the highest bit adds 128; torch converts floats to int8 faster than to uint8.
+    # torch converts floats to int8 faster than to uint8; flipping the highest bit then adds 128.
+    levels = torch.empty(x.shape[0] + num_filled, x.shape[1], dtype=torch.int8)
+    levels[: x.shape[0]] = torch.div(x, scales).round_()
+    levels[x.shape[0] :] = 0
     return levels.view(torch.uint8).bitwise_xor_(128), scales

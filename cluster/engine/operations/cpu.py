@@ -26,6 +26,7 @@ from cluster.engine.operations.cpu_attention import CpuAttention
 
 # Larger tiles make prefill faster and decode slower; with 64 rows oneDNN reaches half its peak.
 ROWS_PER_TILE: Final = 64
+ROWS_PER_INT8_TILE: Final = 16  # of AMX; fewer rows are computed as they are
 
 
 class CpuOperations(Operations):
@@ -89,7 +90,11 @@ class _TiledLinear:
 
 
 class _Int8Linear:
-    """W8A8 through oneDNN, which wants unsigned activations: signed ones fall into a path 200 times slower."""
+    """W8A8 through oneDNN, which wants unsigned activations: signed ones fall into a path 200 times slower.
+
+    oneDNN compiles a kernel for each shape that it meets and keeps the last 1,024: with every number of rows a shape of its own that is
+    half a GiB, and some milliseconds whenever a step has a number that is not kept. So rows are filled up to whole tiles.
+    """
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._packed = torch.ops.onednn.qlinear_prepack(weight, [32, weight.shape[1]])
@@ -99,9 +104,10 @@ class _Int8Linear:
         self._multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        levels, row_scales = quantize_rows(x)
-        y: Tensor = self._multiply(
+        num_rows = x.shape[0]
+        levels, row_scales = quantize_rows(x, num_filled=-num_rows % ROWS_PER_INT8_TILE if num_rows > ROWS_PER_INT8_TILE else 0)
+        filled: Tensor = self._multiply(
             levels, 1.0, 128, self._packed, self._scales, self._zero_points, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        y.mul_(row_scales)
+        y = filled[:num_rows].mul_(row_scales)
         return y if self._bias is None else y.add_(self._bias)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cluster import errors
 from cluster.config import BatonConfig
 from cluster.errors import BatonError, ContextTooLong, InternalError, InvalidRequest, NoCapacity, Overloaded, StaleEpoch
-from cluster.types import ReportReply, WorkerRole
+from cluster.types import AdmitRequest, ReportReply, WorkerRole
 from cluster.wire import WireError, decode, encode
 from router.control.client import RouterClient
 from router.control.deployment import RouterReplica, expected_workers
@@ -185,6 +185,21 @@ async def test_a_request_that_waited_is_not_bounded_again() -> None:
     await settle()
     assert isinstance(refused.exception(), Overloaded)
     assert not waited.done()
+
+
+async def test_a_gateway_that_was_taken_for_dead_submits_its_requests_again() -> None:
+    """It was stopped for a while, and lives."""
+    cluster, _ = connected()
+    placement = await cluster.place(request("r"))
+    waited_s: list[float] = []
+
+    async def call(_method: str, payload: bytes) -> bytes:
+        waited_s.append(decode(AdmitRequest, payload).waited_s)
+        await asyncio.sleep(0.01)
+        return seal_error(StaleEpoch("not heard of")) if len(waited_s) == 1 else seal(encode(placement))
+
+    assert await RouterClient(call).admit(request("r")) == placement
+    assert waited_s[0] == 0.0 < waited_s[1], "its place in the queue is that of the first time"
 
 
 async def test_patience_ends() -> None:

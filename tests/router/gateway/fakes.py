@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -18,6 +18,7 @@ from router.control.client import RouterClient
 from router.control.metrics import RouterMetrics
 from router.control.router import Router
 from router.control.service import RouterService
+from router.gateway.auditor import Auditor
 from router.gateway.gateway import Gateway, GatewayParts
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
@@ -41,6 +42,7 @@ class FakeCluster:
         self.clients = WorkerClients(SECRET)
         self.metrics = GatewayMetrics(self.registry)
         self.client = RouterClient(self._call_router)
+        self._auditor = Auditor({"Gateway": self._gateway_books, "Router": self._router_books})
         self.gateway = Gateway(
             GatewayParts(
                 card=ModelCard("tiny", 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE, "baton-float32-kv_float32-reference"),
@@ -50,6 +52,7 @@ class FakeCluster:
                 config=gateway,
                 metrics=self.metrics,
                 metrics_text=self._metrics_text,
+                cluster_books=self._auditor.books,
             )
         )
 
@@ -86,6 +89,14 @@ class FakeCluster:
     async def _metrics_text(self) -> str:
         return "baton_up 1\n"
 
+    async def _gateway_books(self) -> Sequence[bytes]:
+        return [wire.encode(self.gateway.books())]
+
+    async def _router_books(self) -> Sequence[bytes]:
+        if self._is_router_lost:
+            raise RuntimeError("the router is gone")
+        return [wire.encode(self.router.books())]
+
     async def start(self) -> None:
         counts = itertools.count()
         for worker in self.workers:
@@ -115,6 +126,9 @@ class FakeCluster:
         assert len(self.router.live) == 0
         assert len(self.router.queue) == 0
         assert self.gateway.book.live_ids == ()
+        for books in (self.gateway.books, self.router.books):
+            await eventually(lambda books=books: not any(books().held.values()))  # type: ignore[misc]
+            assert (books().faults, books().requests) == ((), ())
 
     def outcomes(self) -> dict[str, float]:
         """`baton_requests_total` by outcome, over all endpoints."""

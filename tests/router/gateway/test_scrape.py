@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.metrics import metrics_text, process_name
+from cluster.metrics import metrics_text, process_of
+from router.gateway.gather import Source
 from router.gateway.metrics import GatewayMetrics
-from router.gateway.scrape import Scraper, Source
+from router.gateway.scrape import Scraper
 
 
 def text(process: str, value: int) -> str:
@@ -21,7 +22,7 @@ def text(process: str, value: int) -> str:
     )
 
 
-def source(*answers: str | BaseException) -> Source:
+def source(*answers: str | BaseException) -> Source[str]:
     async def texts() -> Sequence[str | BaseException]:
         return answers
 
@@ -64,4 +65,4 @@ async def test_counters_and_histograms_survive_the_merge() -> None:
 
 
 def test_a_text_names_its_process() -> None:
-    assert process_name(metrics_text()).endswith(f"-{os.getpid()}")
+    assert process_of(metrics_text()).endswith(f"-{os.getpid()}")

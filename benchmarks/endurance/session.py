@@ -1,0 +1,127 @@
+"""One soak: capacity, load and samples side by side, the books in the end. Ctrl-C ends the load early, and the figures are of what was."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from benchmarks.endurance.books import await_balance
+from benchmarks.endurance.load import Counts, SoakLoad
+from benchmarks.endurance.sampler import Columns, History, Sampler
+from benchmarks.endurance.senders import Send, senders
+from benchmarks.endurance.target import Target
+from benchmarks.endurance.traffic import Kind, Traffic
+from benchmarks.load.driver import Clock
+from benchmarks.report import progress
+from deploy.process_tree import process_id
+
+_CAPACITY_USERS = 8
+_CAPACITY_S = 40.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What a soak found; `warm_up_s` counts from the start of the load, as the histories' times do."""
+
+    rate: float
+    capacity: float | None
+    duration_s: float
+    counts: Counts
+    histories: list[History]
+    num_running: Columns  # requests, over time
+    left: dict[str, int]  # owned, leased, queued or placed in the end
+    interrupted: bool
+
+
+class SoakSession:
+    """`run` once."""
+
+    def __init__(self, target: Target, options: argparse.Namespace) -> None:
+        self._target, self._options = target, options
+        own = process_id(os.getpid())
+        assert own is not None
+        self._sampler = Sampler(target.root, (own,))
+        self._num_running = Columns("num_running")
+        self._traffic = Traffic(
+            options.input_tokens, options.output_tokens, options.vocab_size, options.cancel_share, grpc=target.grpc_target is not None
+        )
+
+    async def run(self) -> Soaked:
+        """
+        Raises:
+            LoadError: the server does not say its model.
+        """
+        options = self._options
+        async with senders(self._target.url, self._target.grpc_target) as sends:
+            capacity = None if options.rate else await self._capacity(sends)
+            rate = options.rate or (capacity or 0.0) * options.load_share
+            load, clock = SoakLoad(sends), Clock()
+            progress(f"{rate:.2f} requests/s for {options.duration:.0f} s, the first {options.warm_up:.0f} s not judged")
+            interrupted = False
+            async with (
+                _every(options.sample_interval, lambda: self._sample(clock.now_s(), load.counts)),
+                _every(options.progress_interval, lambda: progress(self._line(clock, load.counts))),
+            ):
+                try:
+                    await load.open_loop(self._traffic.requests(options.seed), rate, options.seed, options.duration)
+                except asyncio.CancelledError:
+                    interrupted = True
+            duration_s = clock.now_s()
+        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, self._num_running, await self._left(), interrupted)
+
+    def _sample(self, time_s: float, counts: Counts) -> None:
+        self._num_running.add(time_s, counts.num_running)
+        self._sampler.sample(time_s)
+
+    async def _capacity(self, sends: dict[Kind, Send]) -> float:
+        progress(f"capacity: {_CAPACITY_USERS} users for {_CAPACITY_S:.0f} s")
+        load = SoakLoad(sends)
+        found = await load.closed_loop(self._traffic.requests(self._options.seed - 1), _CAPACITY_USERS, _CAPACITY_S)
+        progress(f"capacity: {found:.2f} requests/s")
+        return found
+
+    async def _left(self) -> dict[str, int]:
+        try:
+            return await await_balance(self._target.url)
+        except (aiohttp.ClientError, TimeoutError, KeyError) as error:
+            progress(f"the books cannot be read: {type(error).__name__}: {error}")
+            return {"books that cannot be read": 1}
+
+    def _line(self, clock: Clock, counts: Counts) -> str:
+        memory = ", ".join(
+            f"{history.role} {history.columns['anonymous_bytes'][-1] / _MIB:.0f}"
+            for history in self._sampler.histories
+            if history.is_replica and len(history)
+        )
+        return (
+            f"{clock.now_s():.0f} s: {counts.num_sent} sent, {counts.num_running} running, {counts.num_answered} answered, "
+            f"{counts.cancelled.total()} cancelled, {counts.errors.total()} failed; anonymous MiB: {memory}"
+        )
+
+
+@asynccontextmanager
+async def _every(interval_s: float, act: Callable[[], None]) -> AsyncIterator[None]:
+    """`act` in a thread, every `interval_s` by the clock, until left."""
+
+    async def loop() -> None:
+        clock = Clock()
+        for index in itertools.count():
+            await asyncio.sleep(index * interval_s - clock.now_s())
+            await asyncio.to_thread(act)
+
+    task = asyncio.create_task(loop())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            raise error

@@ -1,0 +1,73 @@
+"""The sums of one request's times (promise P5), on a clock that the test sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cluster.pb import worker_pb2 as pb
+from router.gateway.metrics import GatewayMetrics
+from router.gateway.timeline import Timeline
+
+START_S = 1000.0
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds since the request arrived."""
+
+    def set_clock(seconds: float) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: START_S + seconds)
+
+    set_clock(0.0)
+    return set_clock
+
+
+def test_what_no_stage_explains_is_left_of_both_sums(at: Callable[[float], None]) -> None:
+    registry = CollectorRegistry()
+    at(0.5)
+    timeline = Timeline(START_S, GatewayMetrics(registry))
+    at(2.0)
+    timeline.placed(router_queue_s=1.25)
+    timeline.prefilled(wait_s=0.25, prefill_s=4.0)
+    at(6.5)
+    timeline.tokens(1)  # 0.25 s of hops
+    at(7.5)
+    timeline.decode_asked()  # the reader took its time
+    at(8.5)
+    timeline.decode_asked()  # the first one declined
+    timeline.kv_taken(pb.KVTaken(wait_s=0.25, transfer_s=0.5))
+    at(10.0)
+    timeline.tokens(1, decode_wait_s=0.125, step_s=0.5)  # 0.125 s of hops
+    timeline.finished()
+    found = timeline.timings()
+    assert (found.gateway_s, found.queue_s, found.prefill_wait_s, found.prefill_s) == (0.5, 1.5, 0.25, 4.0)
+    assert (found.transfer_s, found.decode_wait_s, found.first_step_s) == (0.5, 0.375, 0.5)
+    assert found.extra == {
+        "router_queue_s": 1.25,
+        "failed_attempts_s": 0.0,
+        "handoff_s": 1.0,
+        "declined_s": 1.0,
+        "ttft_s": 6.5,
+        "ttft_unexplained_s": 0.25,
+        "e2e_s": 10.0,
+        "second_token_s": 3.5,
+        "second_token_unexplained_s": 0.125,
+    }
+    assert registry.get_sample_value("baton_stage_seconds_sum", {"stage": "decode_wait"}) == 0.375
+
+
+def test_where_one_worker_does_both_there_is_no_handoff(at: Callable[[float], None]) -> None:
+    timeline = Timeline(START_S, GatewayMetrics(CollectorRegistry()))
+    timeline.placed(router_queue_s=0.0)
+    timeline.prefilled(wait_s=0.5, prefill_s=1.0)
+    at(2.0)
+    timeline.tokens(1)
+    at(3.0)
+    timeline.tokens(1, decode_wait_s=0.25, step_s=0.5)
+    found = timeline.timings().extra
+    assert found["handoff_s"] == 0.0
+    assert (found["ttft_unexplained_s"], found["second_token_unexplained_s"]) == (0.5, 0.25)
