@@ -29,7 +29,7 @@ TO_FIRST_TOKEN: Final = ("gateway_s", "failed_attempts_s", "queue_s", "prefill_w
 TO_SECOND_TOKEN: Final = ("handoff_s", "declined_s", "transfer_s", "decode_wait_s", "first_step_s")
 STAGES: Final = ("gateway", "queue", "prefill_wait", "prefill", "transfer", "decode_wait", "first_step")
 MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE = 0.002, 0.01
-ROUNDING_S: Final = 1e-6
+ROUNDING_S: Final = 5e-6  # responses round each stage to a microsecond
 HTTP_S: Final = 0.05  # what only the client sees: its own connection, Serve's proxy and the way back
 
 
