@@ -56,7 +56,9 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Text as it is generated. The call's deadline is the request's; cancelling the call frees all that the cluster holds for it.
-        The initial metadata `baton-request-id` comes at once, before the request has a place in the queue.
+        The initial metadata `baton-request-id` comes with the first message; a client that wants to abort a call before that names it in
+        metadata of the same key.
+        A call that fails with UNAVAILABLE before its first message may be sent again, also by gRPC's own retry policy.
         A failure is always the call's status, also after the first message: an answer without a finish reason is not whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -64,7 +66,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request that came over the same channel, or at least to the same gateway: its call ends with CANCELLED.
+        """Ends a request, by its id or its client's name, that came over the same channel, or at least to the same gateway: its call ends with CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,11 +35,13 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Text as it is generated. The call's deadline is the request's; cancelling the call frees all that the cluster holds for it.
-    The initial metadata `baton-request-id` comes at once, before the request has a place in the queue.
+    The initial metadata `baton-request-id` comes with the first message; a client that wants to abort a call before that names it in
+    metadata of the same key.
+    A call that fails with UNAVAILABLE before its first message may be sent again, also by gRPC's own retry policy.
     A failure is always the call's status, also after the first message: an answer without a finish reason is not whole.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
-    """Ends a request that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
+    """Ends a request, by its id or its client's name, that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
 
 @_typing.type_check_only
@@ -47,11 +49,13 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Text as it is generated. The call's deadline is the request's; cancelling the call frees all that the cluster holds for it.
-    The initial metadata `baton-request-id` comes at once, before the request has a place in the queue.
+    The initial metadata `baton-request-id` comes with the first message; a client that wants to abort a call before that names it in
+    metadata of the same key.
+    A call that fails with UNAVAILABLE before its first message may be sent again, also by gRPC's own retry policy.
     A failure is always the call's status, also after the first message: an answer without a finish reason is not whole.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a request that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
+    """Ends a request, by its id or its client's name, that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -62,7 +66,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Text as it is generated. The call's deadline is the request's; cancelling the call frees all that the cluster holds for it.
-        The initial metadata `baton-request-id` comes at once, before the request has a place in the queue.
+        The initial metadata `baton-request-id` comes with the first message; a client that wants to abort a call before that names it in
+        metadata of the same key.
+        A call that fails with UNAVAILABLE before its first message may be sent again, also by gRPC's own retry policy.
         A failure is always the call's status, also after the first message: an answer without a finish reason is not whole.
         """
 
@@ -72,7 +78,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.AbortResponse, _abc.Awaitable[_inference_pb2.AbortResponse]]:
-        """Ends a request that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
+        """Ends a request, by its id or its client's name, that came over the same channel, or at least to the same gateway: its call ends with CANCELLED."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from typing import Final
 
 import grpc
 
@@ -11,6 +13,24 @@ from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
 
 TIMEOUT_S = 120.0
+
+# Outlives a gateway that dies: gRPC waits for the next one, and sends a call again while nothing of its answer has come.
+RETRIES: Final = {
+    "methodConfig": [
+        {
+            "name": [{"service": "baton.v1.Inference"}],
+            "waitForReady": True,
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.5s",
+                "backoffMultiplier": 3,
+                "maxBackoff": "8s",
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+OPTIONS: Final = (("grpc.service_config", json.dumps(RETRIES)), ("grpc.max_reconnect_backoff_ms", 2000))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default="127.0.0.1:9000", help="host:port of the gateway (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=32)
     options = parser.parse_args(arguments)
-    with grpc.insecure_channel(options.target) as channel:
+    with grpc.insecure_channel(options.target, options=OPTIONS) as channel:
         try:
             _complete(InferenceStub(channel), options.prompt, options.max_tokens)
         except grpc.RpcError as error:

@@ -13,8 +13,7 @@ from grpc import aio
 
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
-
-TIMEOUT_S = 120.0
+from deploy.examples.grpc_client import OPTIONS, TIMEOUT_S
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,8 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{error.code().name}: {error.details()}") from error
 
 
+def retrying_channel(target: str) -> aio.Channel:
+    """A channel that outlives a gateway: see `grpc_client.RETRIES`."""
+    return aio.insecure_channel(target, options=OPTIONS)
+
+
 async def _complete(target: str, prompt: str, max_tokens: int) -> None:
-    async with aio.insecure_channel(target) as channel:
+    async with retrying_channel(target) as channel:
         stub = InferenceStub(channel)
         model = await stub.GetModel(pb.GetModelRequest(), timeout=TIMEOUT_S)
         request = pb.GenerateRequest(model=model.name, text=prompt, max_tokens=max_tokens, temperature=0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._live: dict[str, asyncio.Timeout] = {}  # by request id: what `Abort` lets run out
+        self._live: dict[str, asyncio.Timeout] = {}  # by request id and by the client's own name: what `Abort` lets run out
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # the stubs know generators only
         self, message: pb.GenerateRequest, context: Context
@@ -69,8 +69,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         generation = await self._gateway.generate(convert.completion_request(message), options)
         try:
             async with asyncio.timeout(None) as limit:
-                with self._abortable(generation.request_id, limit):
-                    await context.send_initial_metadata(((REQUEST_ID_KEY, generation.request_id),))
+                with self._abortable({generation.request_id, *_names(context)}, limit):
                     await self._send(generation, context, wants_timings=message.include_timings)
         except TimeoutError as error:
             if not limit.expired():
@@ -84,22 +83,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for delta in deltas:
                 message = convert.response(delta, generation, self._gateway.token_bytes, wants_timings=wants_timings)
                 if is_first:
+                    # Not before: a client's gRPC sends a call that failed again only while it has seen no header of an answer.
+                    await context.send_initial_metadata(((REQUEST_ID_KEY, generation.request_id),))
                     message.request_id = generation.request_id
                     is_first = False
                 await _write(context, message)
 
     @contextmanager
-    def _abortable(self, request_id: str, limit: asyncio.Timeout) -> Iterator[None]:
-        self._live[request_id] = limit
+    def _abortable(self, names: Set[str], limit: asyncio.Timeout) -> Iterator[None]:
+        self._live.update(dict.fromkeys(names, limit))
         try:
             yield
         finally:
-            self._live.pop(request_id, None)
+            for name in names:
+                if self._live.get(name) is limit:
+                    del self._live[name]
 
     def _options(self, context: Context) -> CallOptions:
         remaining_s = context.time_remaining()
         timeout_s = self._gateway.config.request_timeout_s if remaining_s is None else min(remaining_s, MAX_TIMEOUT_S)
         return CallOptions(time.monotonic(), timeout_s)
+
+
+def _names(context: Context) -> list[str]:
+    """What the client calls its request, if it does."""
+    return [str(value) for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY]
 
 
 async def _write(context: Context, message: pb.GenerateResponse) -> None:

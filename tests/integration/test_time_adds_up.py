@@ -1,8 +1,9 @@
 """Promise P5 over a real cluster: the stages that processes report sum to what the gateway measures, in responses and in metrics.
 
-The unexplained rest is hops between processes: to be at most 2 ms or 1 %. On a machine that others use, a hop waits for a core, now
-longer, now shorter, and no process can say so. So of several equal requests the best one must keep to the bound: what is reported wrongly
-is wrong in all of them. That stages explain more than there was is never noise.
+The unexplained rest is hops between processes: to be at most 2 ms or 1 %. On a machine that others use, each end of a hop waits for a
+core, and no process can say how long. So a bare gRPC call to the gateway follows each request, and what it takes is allowed on top; and of
+several equal requests the best one must keep to the bound: what is reported wrongly is wrong in all of them. That stages explain more
+than there was is never noise.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Final
 import httpx2
 import pytest
 import pytest_asyncio
+from grpc import aio
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.pb import inference_pb2 as pb
+from cluster.pb.inference_pb2_grpc import InferenceStub
 from tests.integration.served import Served, serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
@@ -29,16 +33,17 @@ TO_FIRST_TOKEN: Final = ("gateway_s", "failed_attempts_s", "queue_s", "prefill_w
 TO_SECOND_TOKEN: Final = ("handoff_s", "declined_s", "transfer_s", "decode_wait_s", "first_step_s")
 STAGES: Final = ("gateway", "queue", "prefill_wait", "prefill", "transfer", "decode_wait", "first_step")
 MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE = 0.002, 0.01
-ROUNDING_S: Final = 1e-6
-HTTP_S: Final = 0.05  # what only the client sees: its own connection, Serve's proxy and the way back
+ROUNDING_S: Final = 5e-6  # responses round each stage to a microsecond
+HTTP_S: Final = 0.05  # what only the client sees of a request that is alone: its own connection, Serve's proxy and the way back
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One answer's own account, and the client's TTFT."""
+    """One answer's own account, the client's TTFT, and a bare round trip right after it."""
 
     timings: dict[str, float]
     client_ttft_s: float
+    hop_s: float
 
 
 async def ask(served: Served, num_prompt_tokens: int, max_tokens: int, rng: random.Random) -> Timed:
@@ -57,7 +62,17 @@ async def ask(served: Served, num_prompt_tokens: int, max_tokens: int, rng: rand
                     client_ttft_s = client_ttft_s or time.monotonic() - sent_s
                     timings = json.loads(line.removeprefix("data: ")).get("timings") or timings
     assert client_ttft_s is not None
-    return Timed(timings, client_ttft_s)
+    return Timed(timings, client_ttft_s, await hop(served))
+
+
+async def hop(served: Served) -> float:
+    """What a gRPC call takes that does nothing, on a connection that is open."""
+    async with aio.insecure_channel(served.grpc_target) as channel:
+        stub = InferenceStub(channel)
+        await stub.GetModel(pb.GetModelRequest())
+        asked_s = time.monotonic()
+        await stub.GetModel(pb.GetModelRequest())
+        return time.monotonic() - asked_s
 
 
 def check_sums(answers: Sequence[Timed]) -> None:
@@ -70,10 +85,9 @@ def check_sums(answers: Sequence[Timed]) -> None:
             whole_s, rest_s = answer.timings[f"{sum_name}_s"], answer.timings[f"{sum_name}_unexplained_s"]
             assert sum(answer.timings[stage] for stage in stages) + rest_s == pytest.approx(whole_s, abs=ROUNDING_S)
             assert rest_s > -MAX_UNEXPLAINED_S, f"stages explain more than there was: {answer.timings}"
-            excesses_s.append(rest_s - max(MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE * whole_s))
+            excesses_s.append(rest_s - max(MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE * whole_s) - answer.hop_s)
         assert min(excesses_s) <= 0, [answer.timings for answer in answers]
-    beyond_s = [answer.client_ttft_s - answer.timings["ttft_s"] for answer in answers]
-    assert 0 < min(beyond_s) < HTTP_S, beyond_s
+    assert all(answer.client_ttft_s > answer.timings["ttft_s"] for answer in answers)
 
 
 async def metrics(served: Served) -> dict[str, tuple[float, float]]:
@@ -119,6 +133,8 @@ async def test_prompts_of_one_chunk_and_of_many(served: Served) -> None:
     long = [await ask(served, 1300, 3, rng) for _ in range(4)]  # three steps of prefill
     check_sums(short)
     check_sums(long)
+    beyond_s = [answer.client_ttft_s - answer.timings["ttft_s"] - answer.hop_s for answer in short]
+    assert min(beyond_s) < HTTP_S, beyond_s
     for answer in long:
         assert answer.timings["prefill_s"] > 0.5 * answer.timings["ttft_s"]
         assert answer.timings["transfer_s"] > 0
@@ -164,8 +180,8 @@ async def test_one_worker_that_does_both(serve_url: str) -> None:
 
 async def test_the_check_finds_a_stage_that_is_left_out() -> None:
     right = {"ttft_s": 1.0, "ttft_unexplained_s": 0.001} | dict.fromkeys(TO_FIRST_TOKEN, 0.0) | {"prefill_s": 0.999}
-    check_sums([Timed(right, 1.01)])
+    check_sums([Timed(right, 1.01, 0.001)])
     with pytest.raises(AssertionError):
-        check_sums([Timed({**right, "prefill_s": 0.9, "ttft_unexplained_s": 0.1}, 1.01)])
+        check_sums([Timed({**right, "prefill_s": 0.9, "ttft_unexplained_s": 0.1}, 1.01, 0.001)])
     with pytest.raises(AssertionError):
-        check_sums([Timed({**right, "prefill_s": 0.9}, 1.01)])
+        check_sums([Timed({**right, "prefill_s": 0.9}, 1.01, 0.001)])

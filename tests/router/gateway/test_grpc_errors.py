@@ -16,6 +16,7 @@ from cluster.config import GatewayConfig, RouterConfig
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
 from cluster.types import WorkerRole
+from deploy.examples.grpc_client_asyncio import retrying_channel
 from router.gateway.gateway import Gateway
 from router.gateway.grpc_service import REQUEST_ID_KEY
 from router.gateway.tokenizer import Tokenizer
@@ -93,6 +94,18 @@ async def test_a_full_queue_says_when_to_come_again(tokenizer: Tokenizer) -> Non
         assert (error.code(), trailing(error)["baton-error-code"]) == (CODE.RESOURCE_EXHAUSTED, "overloaded")
         assert float(trailing(error)["baton-error-retry-after-s"]) > 0
         waiting.cancel()
+
+
+async def test_a_retry_policy_covers_all_before_the_first_message(tokenizer: Tokenizer) -> None:
+    """gRPC's own, as the example clients have it: nothing that Baton sends early may commit the call."""
+    gateway = GatewayConfig(max_attempts=1)
+    async with fake_cluster(tokenizer, gateway=gateway) as cluster, grpc_target(cluster) as target, retrying_channel(target) as channel:
+        stub: Any = InferenceStub(channel)
+        cluster.prefill.acts.extend([Act.FAIL, Act.OFFER_FAIL])
+        assert text_in(await generate(stub)) == text_of(ANSWER[:8])
+        assert cluster.outcomes() == {"no_capacity": 2, "length": 1}
+        cluster.decode.acts.append(Act.SOME_FAIL)
+        assert (await failure(stub.Generate(request()))).code() is CODE.UNAVAILABLE, "what has begun is not repeated"
 
 
 async def test_no_capacity(tokenizer: Tokenizer) -> None:
@@ -216,8 +229,8 @@ async def test_abort_ends_the_call_with_cancelled(tokenizer: Tokenizer, stage: s
         if stage != "queue":
             worker = cluster.prefill if stage == "prefill" else cluster.decode
             worker.acts.append(Act.OFFER_STALL if stage == "prefill" else Act.SOME_STALL)
-        call = stub.Generate(request())
-        request_id = dict(await call.initial_metadata())[REQUEST_ID_KEY]
+        request_id = "named by the client"
+        call = stub.Generate(request(), metadata=((REQUEST_ID_KEY, request_id),))
         reading = asyncio.create_task(failure(call))
         await (eventually(lambda: len(cluster.router.queue) == 1) if stage == "queue" else worker.stalled.wait())
         answers = await asyncio.gather(*(stub.Abort(pb.AbortRequest(request_id=request_id)) for _ in range(3)))

@@ -231,6 +231,19 @@ def test_fields_that_ask_for_nothing_are_ignored(fields: dict[str, Any]) -> None
     assert params == SamplingParams(max_tokens=90, seed=1)
 
 
+LOAD_GENERATORS: dict[str, dict[str, Any]] = {
+    "guidellm": {"stop": None, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "vllm bench serve": {"repetition_penalty": 1.0, "logprobs": None, "stream_options": {"include_usage": True}},
+}
+
+
+@pytest.mark.parametrize("fields", LOAD_GENERATORS.values(), ids=LOAD_GENERATORS)
+def test_what_load_generators_send_is_taken_as_they_mean_it(fields: dict[str, Any]) -> None:
+    params = completion(as_completion(max_tokens=64, ignore_eos=True, stream=True, **fields))
+    assert (params.max_tokens, params.ignore_eos, params.num_logprobs) == (64, True, None)
+    assert params.repetition_penalty == params.temperature == 1.0
+
+
 def test_values_arrive_as_sent() -> None:
     params = chat(
         as_chat(

@@ -1,0 +1,111 @@
+"""Clients that leave at any moment, among others that stay: those get their right answers, and nothing is left of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.integration.faults.asking import Asking, answers_of
+from tests.integration.faults.clients import Clients, Way, connected
+from tests.integration.faults.processes import await_files_closed, open_files
+from tests.integration.faults.questions import Question, draw_questions
+from tests.integration.served import Served
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
+
+NUM_IN_FLIGHT = 12
+STAYS = 0.2  # this share of the clients reads to the end
+LIFE_S = 4.0  # about what an answer takes with so many others in flight
+
+DEADLINES = {("status", "408 deadline_exceeded"), ("event", "deadline_exceeded"), ("grpc", "DEADLINE_EXCEEDED")}
+
+Leave = Callable[[Served, Clients, Asking, random.Random], Awaitable[None]]
+
+
+async def at_a_moment(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
+    """Any: in the queue, in prefill, in the handoff, in decode, in the middle of a message."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(rng.uniform(0.0, LIFE_S)):
+            await asking.run(clients)
+
+
+async def on_a_message(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
+    await asking.run(clients, leave_after=rng.randint(1, 6))
+
+
+async def with_the_connection(served: Served, _clients: Clients, asking: Asking, rng: random.Random) -> None:
+    """The client's whole channel or connection pool goes."""
+    async with connected(served) as own:
+        await at_a_moment(served, own, asking, rng)
+
+
+async def at_a_deadline(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
+    """Told to the server, which ends the request itself."""
+    await asking.run(clients, timeout_s=rng.uniform(0.05, LIFE_S))
+
+
+LEAVES: list[Leave] = [at_a_moment, at_a_moment, on_a_message, with_the_connection, at_a_deadline]
+
+
+class CancelRun:
+    """A closed loop of clients, most of which leave."""
+
+    def __init__(self, served: Served, clients: Clients, questions: list[Question], seed: int) -> None:
+        self._served = served
+        self._clients = clients
+        self._questions = questions
+        self._rng = random.Random(seed)
+        self.left: list[Asking] = []
+        self.stayed: list[Asking] = []
+
+    async def run(self, num_leaving: int) -> None:
+        """Until so many have left, or were answered before they could."""
+        await asyncio.gather(*(self._client(num_leaving) for _ in range(NUM_IN_FLIGHT)))
+
+    async def _client(self, num_leaving: int) -> None:
+        while len(self.left) < num_leaving:
+            asking = Asking(self._rng.choice(self._questions), self._rng.choice(list(Way)))
+            if self._rng.random() < STAYS:
+                self.stayed.append(asking)
+                await asking.run(self._clients)
+            else:
+                self.left.append(asking)
+                await self._rng.choice(LEAVES)(self._served, self._clients, asking, self._rng)
+
+
+@pytest.mark.parametrize("num_leaving", [100, pytest.param(500, marks=pytest.mark.slow)])
+async def test_clients_that_leave(served: Served, num_leaving: int) -> None:
+    rng = random.Random(num_leaving)
+    questions = draw_questions(rng, 12)
+    async with connected(served) as clients:
+        answers = await answers_of(clients, questions)
+        await CancelRun(served, clients, questions, seed=0).run(NUM_IN_FLIGHT)  # opens what stays open
+    await served.await_balance()
+    files = open_files(served)
+    async with connected(served) as clients:
+        run = CancelRun(served, clients, [question.uncached(rng) for question in questions], seed=num_leaving)
+        await run.run(num_leaving)
+    await served.await_balance()
+    await await_files_closed(served, files)
+    right = {question.prompt: answer for question, answer in answers.items()}
+    for asking in run.stayed + run.left:
+        if asking.answer is not None:
+            assert asking.answer == right[asking.question.prompt]
+    assert all(asking.answer is not None for asking in run.stayed), [asking.failure for asking in run.stayed if asking.failure]
+    failed = {(asking.failure.kind, asking.failure.code) for asking in run.left if asking.failure is not None}
+    assert failed <= DEADLINES
+    ends = Counter(_end(asking) for asking in run.left)
+    print(f"of {len(run.left)} that left: {dict(ends)}; {len(run.stayed)} stayed")
+    assert ends["before a byte"] >= num_leaving // 10
+    assert ends["after a byte"] >= num_leaving // 10
+
+
+def _end(asking: Asking) -> str:
+    if asking.answer is not None:
+        return "answered"
+    return "before a byte" if asking.first_byte_s is None else "after a byte"
