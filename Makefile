@@ -29,13 +29,18 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.bench
 	@echo "==> installing requirements/dev.txt"
 	@$(BIN)/pip install $(PIP_ARGS) -r requirements/dev.txt && touch $@
 
-serve: $(VENV)/.cpu ## Serve the demo model from deploy/local.yaml until Ctrl-C
+# Without a compiler torch's kernels serve instead.
+$(VENV)/.native: $(VENV)/.cpu $(wildcard cluster/engine/native/csrc/*)
+	@$(BIN)/python -m cluster.engine.native.build || true
+	@touch $@
+
+serve: $(VENV)/.native ## Serve the demo model from deploy/local.yaml until Ctrl-C
 	@$(BIN)/python -m deploy.cli serve --config $(CONFIG)
 
-test: $(VENV)/.dev ## Run the tests (about ten minutes)
+test: $(VENV)/.dev $(VENV)/.native ## Run the tests (about ten minutes)
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test-all: $(VENV)/.dev ## Run all tests, the slow ones too
+test-all: $(VENV)/.dev $(VENV)/.native ## Run all tests, the slow ones too
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev ## Formatting, lint, types, import contract, stub drift
@@ -54,7 +59,7 @@ proto: $(VENV)/.dev ## Regenerate cluster/pb from proto/
 bench: $(VENV)/.bench ## Load a running server: make bench ARGS='http://127.0.0.1:8000 --rate 2 --plot load.png'
 	@$(BIN)/python -m deploy.cli bench $(ARGS)
 
-quality: $(VENV)/.cpu ## Perplexity and greedy agreement of the served pair against bf16
+quality: $(VENV)/.native ## Perplexity and greedy agreement of the served pair against bf16
 	$(BIN)/python -m benchmarks.quality
 
 clean: ## Remove the virtual environment and caches

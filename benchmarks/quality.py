@@ -1,7 +1,8 @@
 """Quality of served pairs: perplexity and greedy agreement against bf16 on ordinary English.
 
-    python -m benchmarks.quality                        bf16 and int8 alone, and bf16 prefill with int8 decode
+    python -m benchmarks.quality                        every scheme alone, with bf16 and int8 KV, and bf16 prefill with int4 decode
     python -m benchmarks.quality int8/bf16              another pair, as prefill/decode
+    python -m benchmarks.quality int4+kv8/int8+kv8      with KV in int8
 
 Contexts of 512 tokens by the prefill scheme, KV handed over, the next 512 tokens teacher-forced through the decode scheme. The text is
 Baton's own (`data/prose.txt`). Agreement counts, position by position, where a pair would choose the token that bf16/bf16 chooses.
@@ -29,7 +30,9 @@ from deploy.config_file import load_serve_file
 from deploy.pull import resolve_model
 
 BASE: Final = "bf16/bf16"
-_SCHEMES: Final = ("bf16", "int8", "float32")
+_SCHEMES: Final = ("bf16", "int8", "int4", "float32")
+_INT8_KV: Final = "+kv8"
+_DEFAULT_PAIRS: Final = ("bf16+kv8/bf16+kv8", "int8/int8", "int8+kv8/int8+kv8", "int4/int4", "int4+kv8/int4+kv8", "bf16/int4")
 _TEXT: Final = Path(__file__).parent / "data" / "prose.txt"
 _PROGRESS_S: Final = 10.0
 
@@ -73,7 +76,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", nargs="*", type=parse_pair, default=["int8/int8", "bf16/int8"], help="prefill/decode schemes")
+    parser.add_argument("pairs", nargs="*", type=parse_pair, default=_DEFAULT_PAIRS, help="prefill/decode schemes, `+kv8` for int8 KV")
     parser.add_argument(
         "--config", type=Path, default=Path("deploy/local.yaml"), help="names model, kernels, blocks (default: %(default)s)"
     )
@@ -88,11 +91,19 @@ def _options() -> argparse.Namespace:
 def parse_pair(text: str) -> str:
     """`PREFILL/DECODE`, checked; for argparse."""
     prefill, slash, decode = text.partition("/")
-    if not slash or prefill not in _SCHEMES or decode not in _SCHEMES:
+    if not slash or not {prefill.removesuffix(_INT8_KV), decode.removesuffix(_INT8_KV)} <= set(_SCHEMES):
         raise argparse.ArgumentTypeError(f"{text!r} is not PREFILL/DECODE with schemes of {', '.join(_SCHEMES)}")
-    if (prefill == "float32") != (decode == "float32"):
-        raise argparse.ArgumentTypeError("float32 has KV of another type and pairs with itself alone")
+    if _kv_dtype(prefill) != _kv_dtype(decode):
+        raise argparse.ArgumentTypeError(f"{text!r}: the two have KV of different types")
+    if f"float32{_INT8_KV}" in (prefill, decode):
+        raise argparse.ArgumentTypeError("float32 has float32 KV")
     return text
+
+
+def _kv_dtype(scheme: str) -> str:
+    if scheme.endswith(_INT8_KV):
+        return "int8"
+    return "float32" if scheme == "float32" else "bf16"
 
 
 class PairBench:
@@ -118,7 +129,7 @@ class PairBench:
     def _model(self, scheme: str) -> BuiltModel:
         if scheme not in self._built:
             progress(f"loading the model as {scheme}")
-            config = self._pool.model_copy(update={"scheme": scheme, "kv_dtype": "float32" if scheme == "float32" else "bf16"})
+            config = self._pool.model_copy(update={"scheme": scheme.removesuffix(_INT8_KV), "kv_dtype": _kv_dtype(scheme)})
             self._built[scheme] = build_model(config, self._folder, len(self._windows[0]))
         return self._built[scheme]
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from deploy.config_file import ServeFile, load_serve_file
 from deploy.first_prompt import PROMPT, FirstAnswer, ask, await_ready, curl_line
+from deploy.kernel_build import build_kernels
 from deploy.local_cluster import LocalCluster, StartFailed, check_ports_free
 from deploy.preflight import check_memory, check_model
 from deploy.progress import Progress
@@ -35,6 +36,7 @@ def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) ->
     folder = resolve_model(file.config.model, progress.step)
     check_model(file.config, folder)
     progress.step(f"model: {folder}")
+    build_kernels(file.config, progress)
     return _run(LocalCluster(file, progress))
 
 

@@ -113,7 +113,7 @@ def test_an_impossible_value_names_the_key(key: str, value: Any) -> None:
         ("decode.reserve_fraction", 1.0),
         ("decode.reserve_fraction", -0.1),
         ("decode.replicas", 0),
-        ("decode.scheme", "int4"),
+        ("decode.scheme", "int3"),
         ("decode.kv_dtype", "int8"),
         ("prefill.kernels", "cuda"),
         ("prefill.drain_timeout_s", 0),

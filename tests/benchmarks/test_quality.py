@@ -25,12 +25,12 @@ def test_text_is_varied_prose() -> None:
     assert not any(line.lstrip().startswith(("-", "*", "#")) for line in paragraphs)
 
 
-@pytest.mark.parametrize("pair", ["bf16/int8", "float32/float32"])
+@pytest.mark.parametrize("pair", ["bf16/int8", "float32/float32", "int4+kv8/int8+kv8"])
 def test_pairs(pair: str) -> None:
     assert parse_pair(pair) == pair
 
 
-@pytest.mark.parametrize("pair", ["bf16", "bf16/", "bf16/int3", "float32/bf16", "a/b/c"])
+@pytest.mark.parametrize("pair", ["bf16", "bf16/", "bf16/int3", "float32/bf16", "a/b/c", "int8+kv8/int8", "float32+kv8/float32+kv8"])
 def test_impossible_pairs_are_refused(pair: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         parse_pair(pair)

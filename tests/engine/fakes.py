@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from cluster.engine.engine import Engine
+from cluster.engine.kv_cache import KVCache
 from cluster.engine.row_kv_cache import RowKVCache
 from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence import ScheduledSequence, SequenceStatus
@@ -54,7 +55,7 @@ def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], Fin
             return token_ids[request.num_prompt_tokens :], FinishReason.LENGTH
 
 
-def slot_of(kv_cache: RowKVCache, block_id: int, offset: int) -> torch.Tensor:
+def slot_of(kv_cache: KVCache, block_id: int, offset: int) -> torch.Tensor:
     """Where the digest of the block's token `offset` lies."""
     start = offset * LAYOUT.head_dim * 4
     return kv_cache.storage[block_id, start : start + DIGEST_BYTES]
@@ -63,7 +64,7 @@ def slot_of(kv_cache: RowKVCache, block_id: int, offset: int) -> torch.Tensor:
 class FakeRunner:
     """Checks what it is given to run as a real one could not."""
 
-    def __init__(self, kv_cache: RowKVCache, limits: SchedulerLimits) -> None:
+    def __init__(self, kv_cache: KVCache, limits: SchedulerLimits) -> None:
         self.kv_cache = kv_cache
         self.limits = limits
         self.steps: list[list[tuple[str, int]]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -22,8 +23,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final
-
-import torch
 
 from cluster.cache import cache_folder
 
@@ -66,6 +65,15 @@ def native_module() -> ModuleType:
     return module
 
 
+def is_built() -> bool:
+    """Whether the library for this machine is in the cache. Imports no torch.
+
+    Raises:
+        BuildError: this machine cannot have one.
+    """
+    return library_path().exists()
+
+
 def library_path() -> Path:
     """Where the library for these sources, this compiler and this torch belongs.
 
@@ -74,7 +82,7 @@ def library_path() -> Path:
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise BuildError(f"they need Linux on x86-64, this is {sys.platform} on {platform.machine()}")
-    digest = hashlib.sha256(repr((_COMPILER_FLAGS, _compiler_version(), torch.__version__, sys.version)).encode())
+    digest = hashlib.sha256(repr((_COMPILER_FLAGS, _compiler_version(), importlib.metadata.version("torch"), sys.version)).encode())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return cache_folder() / "native" / digest.hexdigest()[:16] / f"{_NAME}.so"
