@@ -4,7 +4,7 @@
 // A vector of a panel is 64 bytes; the two of a panel alternate.
 constexpr int64_t kVectorBytes = 64;
 constexpr int64_t kStepBytes = 2 * kVectorBytes;
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kPrefetchBytes = 4096;
 // With fewer rows memory is the limit, and its own prefetcher does better alone.
 constexpr int kPrefetchRows = 4;
 
@@ -101,7 +101,7 @@ struct ByteGroups {
       }
 #pragma GCC unroll 8
       for (int step = 0; step < kSteps; ++step) {
-        prefetch_step<kRows, kVectors>(weights);
+        prefetch_step<kRows, kVectors>(weights + step * kStepBytes);
         Unsigned channel[kVectors];
         for (int v = 0; v < kVectors; ++v) channel[v] = load_unsigned(weights + step * kStepBytes + v * kVectorBytes);
         for (int m = 0; m < kRows; ++m) {
@@ -145,7 +145,8 @@ struct W4A8 {
       for (int m = 0; m < kRows; ++m) {
         for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = broadcast_int(kSumOrigin);
       }
-      for (int line = 0; line < 5 * kVectors; ++line) prefetch(weights + 4 * kGroupBytes + line * 64);
+      // For one row too: there is so much to do with each vector that the loads alone do not run far enough ahead.
+      for (int line = 0; line < 5 * kVectors; ++line) prefetch(weights + 8 * kGroupBytes + line * 64);
 #pragma GCC unroll 4
       for (int step = 0; step < kSteps; ++step) {
         Unsigned low[kVectors];
