@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -35,6 +34,7 @@ SOURCES: Final = Path(__file__).parent / "csrc"
 # Sums are fused where the code says so and nowhere else: every variant of a kernel must round alike.
 _COMPILER_FLAGS: Final = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-pthread")
 _BUILD_S: Final = 60
+LOADED: Final[dict[str, ModuleType | None]] = {}  # once a process
 # In a process of its own: torch loads what it has built, which here is not yet where it belongs.
 _COMPILE: Final = "import json, sys; from torch.utils import cpp_extension; cpp_extension.load(**json.loads(sys.argv[1]))"
 
@@ -43,18 +43,19 @@ class BuildError(Exception):
     """Why this machine cannot have native kernels."""
 
 
-@cache
 def load_kernels(report: Report = _LOG.info) -> ModuleType | None:
     """The compiled module; None, with one warning in the log, where it cannot be had. Builds it, a minute, the first time on a machine.
 
     Args:
         report: gets a line before a build.
     """
-    try:
-        return _import(_built(report))
-    except (BuildError, OSError, ImportError) as error:
-        _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
-        return None
+    if _NAME not in LOADED:
+        try:
+            LOADED[_NAME] = _import(_built(report))
+        except (BuildError, OSError, ImportError) as error:
+            _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
+            LOADED[_NAME] = None
+    return LOADED[_NAME]
 
 
 def native_module() -> ModuleType:

@@ -58,3 +58,10 @@ def test_rows_at_any_distance(isa: str) -> None:
         linear = make(name, random(40, 64)).linear
         wide = random(19, 200, seed=3)
         assert torch.equal(linear(wide[:, 5:69]), linear(wide[:, 5:69].contiguous()))
+
+
+def test_settings_that_cannot_be_are_refused(native: ModuleType) -> None:
+    with pytest.raises(ValueError, match="num_threads"):
+        native.set_num_threads(0)
+    with pytest.raises(ValueError, match="sse2"):
+        native.set_isa("sse2")

@@ -80,8 +80,9 @@ BATON_INLINE void unpack_group(const uint8_t* group, uint8_t* out) {
   __builtin_memcpy(out + 2 * kHalfBytes, group + kHalfBytes, 128);
 }
 
-// Taking nibbles apart in every tile costs more than doing it once, from two tiles on; the bits are the same.
-constexpr int64_t kUnpackRows = kTileRows + 1;
+// With more than a block of rows it is cheaper to take nibbles apart once than in every tile; with fewer the tiles hide the weights' way
+// from memory, which this does not. The bits are the same.
+constexpr int64_t kUnpackRows = kBlockRows + 1;
 
 void multiply_unpacked(const Weight& weight, const Activations& x, const Output& output, int64_t first_panel, int64_t last_panel,
                        uint8_t* scratch) {
