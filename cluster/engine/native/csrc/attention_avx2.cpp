@@ -1,0 +1,24 @@
+#pragma GCC target("avx2,fma,f16c")
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "attention_kernels.h"
+#include "small_floats.h"
+
+namespace baton {
+namespace avx2 {
+
+#include "simd_avx2.h"
+
+#include "attention_kernels.inl"
+
+}  // namespace avx2
+
+const AttentionKernels kAvx2Attention = {avx2::decode, avx2::prefill, avx2::write_tokens};
+
+}  // namespace baton

@@ -1,0 +1,89 @@
+// What differs between bf16 and int8 KV: how a query is prepared, a word is multiplied, a score and an output are made of the sums.
+// Include inside a namespace of the ISA.
+
+constexpr float kHidden = -1e30f;  // a score whose weight is exactly 0
+constexpr float kMaxLevel = 32767.0f;  // of a weight in 16 bits: 256 of them times 127 fit 32 bits
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+// All that a thread needs; outputs, maxima, sums and queries are indexed by state row, the others by row of a register tile.
+struct alignas(64) Workspace {
+  float outputs[kMaxStateRows * kMaxHeadDim];
+  int32_t queries[kMaxStateRows * kMaxHeadDim / 2];
+  float scores[kMaxRows][kTileTokens];
+  uint16_t weights[kMaxRows][kTileTokens];
+  float key_scales[kTileTokens];  // int8 only, as is the next
+  float value_scales[kTileTokens];
+  float maxima[kMaxStateRows];
+  float sums[kMaxStateRows];
+  float query_scales[kMaxStateRows];     // of the dot products, the softmax scale included
+  int32_t query_offsets[kMaxStateRows];  // int8: what K's zero point adds to a dot product, negated
+  float rescales[kMaxRows];       // of the outputs so far
+  float weight_scales[kMaxRows];  // int8 only
+};
+
+static Workspace& workspace() {
+  thread_local std::unique_ptr<Workspace> instance(new Workspace());
+  return *instance;
+}
+
+struct Bf16 {
+  static constexpr int kDimsPerWord = 2;
+  static constexpr bool kHasScales = false;
+  using KeySum = Floats;
+  using ValueSum = Floats;
+
+  static void prepare_query(const float* query, int head_dim, float scale, Workspace& w, int row) {
+    auto* words = reinterpret_cast<uint16_t*>(w.queries + row * (head_dim / kDimsPerWord));
+    for (int dim = 0; dim < head_dim; dim += kLanes) store_bf16(words + dim, load(query + dim));
+    w.query_scales[row] = scale;
+  }
+
+  [[gnu::always_inline]] static inline KeySum first_key_sum(const Workspace&, int) { return set1(0.0f); }
+  [[gnu::always_inline]] static inline KeySum add_key(KeySum sum, Ints key, Ints query) { return dot_bf16(sum, key, query); }
+  [[gnu::always_inline]] static inline Floats score(KeySum sum, const Workspace& w, int row, int) {
+    return mul(sum, set1(w.query_scales[row]));
+  }
+
+  static constexpr int kValueWordBytes = 4;
+  [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_words(values); }
+  [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t mask) { return mask_words(values, mask); }
+  [[gnu::always_inline]] static inline ValueSum first_value_sum(const float* output, Floats rescale) { return mul(load(output), rescale); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_bf16(sum, values, weights); }
+  [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float*, Floats, float) { return sum; }
+};
+
+struct Int8 {
+  static constexpr int kDimsPerWord = 4;
+  static constexpr bool kHasScales = true;
+  using KeySum = Ints;
+  using ValueSum = Ints;
+
+  static void prepare_query(const float* query, int head_dim, float scale, Workspace& w, int row) {
+    auto* levels = reinterpret_cast<int8_t*>(w.queries + row * (head_dim / kDimsPerWord));
+    Floats largest = set1(0.0f);
+    for (int dim = 0; dim < head_dim; dim += kLanes) largest = max(largest, abs(load(query + dim)));
+    const float magnitude = reduce_max(largest);
+    const Floats inverse = set1(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+    for (int dim = 0; dim < head_dim; dim += kLanes) store_int8(levels + dim, mul(load(query + dim), inverse));
+    int32_t sum = 0;
+    for (int dim = 0; dim < head_dim; ++dim) sum += levels[dim];
+    w.query_offsets[row] = -128 * sum;
+    w.query_scales[row] = magnitude / 127.0f * scale;
+  }
+
+  [[gnu::always_inline]] static inline KeySum first_key_sum(const Workspace& w, int row) { return set1(w.query_offsets[row]); }
+  [[gnu::always_inline]] static inline KeySum add_key(KeySum sum, Ints key, Ints query) { return dot_bytes(sum, key, query); }
+  [[gnu::always_inline]] static inline Floats score(KeySum sum, const Workspace& w, int row, int token) {
+    return mul(to_floats(sum), mul(load(w.key_scales + token), set1(w.query_scales[row])));
+  }
+
+  static constexpr int kValueWordBytes = 2;
+  [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_widened(values); }
+  [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t) { return values; }  // any integer times 0 is 0
+  [[gnu::always_inline]] static inline ValueSum first_value_sum(const float*, Floats) { return set1(0); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_int16(sum, values, weights); }
+  [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float* output, Floats rescale, float weight_scale) {
+    return fma(to_floats(sum), set1(weight_scale), mul(load(output), rescale));
+  }
+};
