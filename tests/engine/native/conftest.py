@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.native.native_module import load_native
 
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "amx")
 
 
 @pytest.fixture(scope="session")

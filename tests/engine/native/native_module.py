@@ -18,7 +18,7 @@ _FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-pth
 def load_native() -> ModuleType:
     """The module, built at the first call after a change."""
     os.environ["PATH"] += f":{Path(sys.executable).parent}"  # where pip puts ninja
-    sources = sorted(_SOURCES.glob("*.cpp")) + [Path(__file__).with_name("attention_module.cpp")]
+    sources = [*sorted(_SOURCES.glob("*.cpp")), Path(__file__).with_name("attention_module.cpp")]
     module: ModuleType = torch.utils.cpp_extension.load(
         name="baton_attention",
         sources=[str(path) for path in sources],

@@ -52,7 +52,7 @@ class PagedKV:
     def attention(self, native: ModuleType) -> NativeAttention:
         return NativeAttention(native, self.layout, self.storage)
 
-    def expected(self, sequence: int, layer: int, queries: Tensor, first_position: int, scale: float, window: int | None) -> Tensor:
+    def expected(self, sequence: int, layer: int, queries: Tensor, first_position: int, *, scale: float, window: int | None) -> Tensor:
         """Rows of one sequence: float32 `[num_tokens, num_heads, head_dim]` → float64 of the same shape."""
         end = first_position + len(queries)
         group_size = queries.shape[1] // self.layout.num_kv_heads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -14,7 +15,7 @@ from cluster.engine.native.attention import NativeAttention
 from cluster.engine.native.kv_packing import pack
 from tests.engine.native.paged_kv import PagedKV, make_layout, random
 
-SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 KV_DTYPES = pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 GROUP_SIZES = st.sampled_from([1, 3, 4, 7, 16])
 WINDOWS = st.sampled_from([None, 1, 37, 256, 300])
@@ -31,17 +32,17 @@ def num_threads(request: pytest.FixtureRequest, native: ModuleType) -> Iterator[
 @SETTINGS
 @given(group_size=GROUP_SIZES, window=WINDOWS, seed=st.integers(0, 99))
 def test_decode_alone_and_in_a_batch(
-    native: ModuleType, each_isa: str, num_threads: int, kv_dtype: str, group_size: int, window: int | None, seed: int
+    *, native: ModuleType, each_isa: str, num_threads: int, kv_dtype: str, group_size: int, window: int | None, seed: int
 ) -> None:
     lengths = torch.randint(1, 700, (8,), generator=torch.Generator().manual_seed(seed)).tolist()
     kv = PagedKV.build(make_layout(kv_dtype, num_kv_heads=3, head_dim=16), lengths, seed)
     attention = kv.attention(native)
     queries = random(8, 3 * group_size, 16, seed=seed)
-    batch = attention.decode(1, queries, kv.block_tables, kv.context_lens, 0.3, window)
+    batch = attention.decode(1, queries, kv.block_tables, kv.context_lens, scale=0.3, window=window)
     native.set_num_threads(1)
     for row in range(8):
         one = slice(row, row + 1)
-        alone = attention.decode(1, queries[one], kv.block_tables[one].contiguous(), kv.context_lens[one], 0.3, window)
+        alone = attention.decode(1, queries[one], kv.block_tables[one].contiguous(), kv.context_lens[one], scale=0.3, window=window)
         assert torch.equal(alone, batch[one])
     native.set_num_threads(num_threads)
 
@@ -56,6 +57,7 @@ def test_decode_alone_and_in_a_batch(
     head_dim=st.sampled_from([16, 64]),
 )
 def test_prefill_in_any_chunks(
+    *,
     native: ModuleType,
     each_isa: str,
     num_threads: int,
@@ -69,14 +71,14 @@ def test_prefill_in_any_chunks(
     kv = PagedKV.build(make_layout(kv_dtype, head_dim=head_dim), [first_position + 300])
     attention = kv.attention(native)
     queries = random(300, 2 * group_size, head_dim)
-    whole = attention.prefill(0, queries, first_position, kv.block_tables[0], 0.3, window)
+    whole = attention.prefill(0, queries, first_position, kv.block_tables[0], scale=0.3, window=window)
     bounds = [0, *sorted(cuts), 300]
-    for start, end in zip(bounds, bounds[1:], strict=False):
-        piece = attention.prefill(0, queries[start:end], first_position + start, kv.block_tables[0], 0.3, window)
+    for start, end in pairwise(bounds):
+        piece = attention.prefill(0, queries[start:end], first_position + start, kv.block_tables[0], scale=0.3, window=window)
         assert torch.equal(piece, whole[start:end])
     for row in {0, 1, 150, 255, 256 - first_position % 256, 299}:
         row %= 300
-        alone = attention.prefill(0, queries[row : row + 1], first_position + row, kv.block_tables[0], 0.3, window)
+        alone = attention.prefill(0, queries[row : row + 1], first_position + row, kv.block_tables[0], scale=0.3, window=window)
         assert torch.equal(alone, whole[row : row + 1])
 
 
@@ -89,6 +91,6 @@ def test_block_size_changes_no_bits(native: ModuleType, each_isa: str, kv_dtype:
         blocks = [pack(layout, k, v) for k, v in zip(keys.split(block_size, dim=2), values.split(block_size, dim=2), strict=True)]
         attention = NativeAttention(native, layout, torch.stack(blocks))
         table = torch.arange(len(blocks), dtype=torch.int32)
-        decoded = attention.decode(0, random(1, 6, 32), table[None], torch.tensor([500], dtype=torch.int32), 0.2)
-        results.append(torch.cat([decoded, attention.prefill(0, random(200, 6, 32), 300, table, 0.2)]))
+        decoded = attention.decode(0, random(1, 6, 32), table[None], torch.tensor([500], dtype=torch.int32), scale=0.2)
+        results.append(torch.cat([decoded, attention.prefill(0, random(200, 6, 32), 300, table, scale=0.2)]))
     assert all(torch.equal(result, results[0]) for result in results)

@@ -44,7 +44,7 @@ def expected_storage(layout: KVLayout, layer: int, keys: Tensor, values: Tensor,
     return pack(layout, *blocked)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     kv_dtype=st.sampled_from(["bf16", "int8"]),
     block_size=st.sampled_from([16, 64]),
@@ -55,6 +55,7 @@ def expected_storage(layout: KVLayout, layer: int, keys: Tensor, values: Tensor,
     seed=st.integers(0, 99),
 )
 def test_writes_what_the_torch_packing_packs(
+    *,
     native: ModuleType,
     each_isa: str,
     kv_dtype: str,

@@ -27,6 +27,7 @@ int decode_heads_per_unit(const KvView& kv, int group_size, int num_seqs, int nu
 const AttentionKernels& attention_kernels() {
   switch (current_isa()) {
     case Isa::kAmx:
+      return kAmxAttention;
     case Isa::kAvx512:
       return kAvx512Attention;
     case Isa::kAvx2:

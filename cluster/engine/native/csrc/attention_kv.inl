@@ -6,20 +6,38 @@ constexpr float kMaxLevel = 32767.0f;  // of a weight in 16 bits: 256 of them ti
 
 static int least(int a, int b) { return a < b ? a : b; }
 
+// The keys and values of one KV head that some rows see within one tile.
+struct Tile {
+  int from, to;  // tokens, relative to the tile's first
+  int block_size;
+  int head_dim;
+  const uint8_t* keys[kTileTokens / kMinBlockSize];  // a block's K and V of this head, for the blocks that hold from … to - 1
+  const uint8_t* values[kTileTokens / kMinBlockSize];
+};
+
+// Rows that share loads, `count` of them from state row `first` on.
+struct RowGroup {
+  int first;
+  int count;
+};
+
+// The first position that a query sees.
+static int first_visible(int position, int window) { return position + 1 > window ? position + 1 - window : 0; }
+
 // All that a thread needs; outputs, maxima, sums and queries are indexed by state row, the others by row of a register tile.
 struct alignas(64) Workspace {
   float outputs[kMaxStateRows * kMaxHeadDim];
   int32_t queries[kMaxStateRows * kMaxHeadDim / 2];
-  float scores[kMaxRows][kTileTokens];
-  uint16_t weights[kMaxRows][kTileTokens];
+  float scores[kScoreRows][kTileTokens];
+  uint16_t weights[kScoreRows][kTileTokens];
   float key_scales[kTileTokens];  // int8 only, as is the next
   float value_scales[kTileTokens];
   float maxima[kMaxStateRows];
   float sums[kMaxStateRows];
   float query_scales[kMaxStateRows];     // of the dot products, the softmax scale included
   int32_t query_offsets[kMaxStateRows];  // int8: what K's zero point adds to a dot product, negated
-  float rescales[kMaxRows];       // of the outputs so far
-  float weight_scales[kMaxRows];  // int8 only
+  float rescales[kScoreRows];       // of the outputs so far
+  float weight_scales[kScoreRows];  // int8 only
 };
 
 static Workspace& workspace() {
