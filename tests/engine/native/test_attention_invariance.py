@@ -88,7 +88,9 @@ def test_block_size_changes_no_bits(native: ModuleType, each_isa: str, kv_dtype:
     results = []
     for block_size in (16, 32, 64, 128):
         layout = make_layout(kv_dtype, block_size=block_size, num_layers=1)
-        blocks = [pack(layout, k, v) for k, v in zip(keys.split(block_size, dim=2), values.split(block_size, dim=2), strict=True)]
+        blocks = [
+            pack(layout, k, v) for k, v in zip(torch.split(keys, block_size, dim=2), torch.split(values, block_size, dim=2), strict=True)
+        ]
         attention = NativeAttention(native, layout, torch.stack(blocks))
         table = torch.arange(len(blocks), dtype=torch.int32)
         decoded = attention.decode(0, random(1, 6, 32), table[None], torch.tensor([500], dtype=torch.int32), scale=0.2)

@@ -40,7 +40,7 @@ def expected_storage(layout: KVLayout, layer: int, keys: Tensor, values: Tensor,
     padded = [torch.zeros(shape), torch.zeros(shape)]
     for target, x in zip(padded, (keys, values), strict=True):
         target[slots, layer] = x
-    blocked = [x.unflatten(0, (NUM_BLOCKS, -1)).permute(0, 2, 3, 1, 4) for x in padded]
+    blocked = [torch.unflatten(x, 0, (NUM_BLOCKS, -1)).permute(0, 2, 3, 1, 4) for x in padded]
     return pack(layout, *blocked)
 
 
@@ -73,7 +73,7 @@ def test_writes_what_the_torch_packing_packs(
     positions = torch.randint(0, 500, (num_tokens,), generator=generator)
     qkv = random(num_tokens, num_heads + 4, head_dim, seed=seed)
     storage = pack(layout, *torch.zeros(2, NUM_BLOCKS, 2, 2, block_size, head_dim))
-    queries = NativeAttention(native, layout, storage).write(1, qkv, rotary(head_dim), positions, slots)
+    queries = NativeAttention(native, layout, storage).write(1, qkv, rotary(head_dim), positions=positions, slots=slots)
     native.set_num_threads(1)
     heads = rotated(qkv[:, : num_heads + 2], rotary(head_dim), positions)
     assert torch.equal(queries, heads[:, :num_heads])
@@ -85,7 +85,7 @@ def test_norms_come_before_the_rotation(native: ModuleType, each_isa: str) -> No
     qkv, positions, slots = random(5, 8, 64), torch.tensor([0, 3, 7, 8, 400]), torch.tensor([1, 20, 3, 40, 60])
     norms = (random(64, seed=1), random(64, seed=2), 1e-6)
     storage = torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8)
-    queries = NativeAttention(native, layout, storage).write(0, qkv, rotary(64), positions, slots, norms)
+    queries = NativeAttention(native, layout, storage).write(0, qkv, rotary(64), positions=positions, slots=slots, norms=norms)
     normed = torch.cat([REFERENCE.rms_norm(qkv[:, :4], norms[0], norms[2]), REFERENCE.rms_norm(qkv[:, 4:6], norms[1], norms[2])], dim=1)
     heads = rotated(normed, rotary(64), positions)
     torch.testing.assert_close(queries, heads[:, :4], rtol=1e-5, atol=1e-5)
@@ -99,7 +99,7 @@ def test_int8_of_all_magnitudes(native: ModuleType, each_isa: str, magnitude: fl
     qkv = random(16, 6, 32) * magnitude
     storage = torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8)
     zeros = torch.zeros(16, dtype=torch.int64)
-    NativeAttention(native, layout, storage).write(0, qkv, rotary(32), zeros, torch.arange(16))
+    NativeAttention(native, layout, storage).write(0, qkv, rotary(32), positions=zeros, slots=torch.arange(16))
     blocks = torch.stack([qkv[:, 2:4], qkv[:, 4:]]).transpose(1, 2)[:, None].expand(-1, 2, -1, -1, -1)
     expected = pack(layout, *blocks)
     half = layout.layer_stride

@@ -120,11 +120,11 @@ struct AmxProducts {
         _tile_loadd(7, more_keys + word * key_stride, key_stride);
         Kv::multiply_all();
       }
-      _tile_stored(0, w.scores[0] + token, kTileTokens * 4);
-      _tile_stored(2, w.scores[kTileRows] + token, kTileTokens * 4);
+      _tile_stored(0, w.scores[0] + token, kScoreStride * 4);
+      _tile_stored(2, w.scores[kTileRows] + token, kScoreStride * 4);
       if (!has_second) continue;
-      _tile_stored(1, w.scores[0] + token + kTileRows, kTileTokens * 4);
-      _tile_stored(3, w.scores[kTileRows] + token + kTileRows, kTileTokens * 4);
+      _tile_stored(1, w.scores[0] + token + kTileRows, kScoreStride * 4);
+      _tile_stored(3, w.scores[kTileRows] + token + kTileRows, kScoreStride * 4);
     }
     memory_barrier();
     for (int r = 0; r < rows.count; ++r) {
@@ -150,8 +150,8 @@ struct AmxProducts {
       _tile_loadd(2, lower, stride);
       _tile_loadd(3, lower + kTileRows, stride);
       for (int chunk = tile.from / kChunkTokens; chunk * kChunkTokens < tile.to; ++chunk) {
-        _tile_loadd(4, w.weights[0] + chunk * kChunkTokens, kTileTokens * 2);
-        _tile_loadd(5, w.weights[kTileRows] + chunk * kChunkTokens, kTileTokens * 2);
+        _tile_loadd(4, w.weights[0] + chunk * kChunkTokens, kWeightStride * 2);
+        _tile_loadd(5, w.weights[kTileRows] + chunk * kChunkTokens, kWeightStride * 2);
         _tile_loadd(6, chunks.start[chunk] + dim * 2, stride);
         _tile_loadd(7, chunks.start[chunk] + (dim + kTileRows) * 2, stride);
         AmxBf16::multiply_all();

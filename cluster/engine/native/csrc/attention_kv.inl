@@ -1,6 +1,9 @@
 // What differs between bf16 and int8 KV: how a query is prepared, a word is multiplied, a score and an output are made of the sums.
 // Include inside a namespace of the ISA.
 
+// A cache line more than a tile, or rows would compete for few sets of the L1 cache.
+constexpr int kScoreStride = kTileTokens + 16;
+constexpr int kWeightStride = kTileTokens + 32;
 constexpr float kHidden = -1e30f;  // a score whose weight is exactly 0
 constexpr float kMaxLevel = 32767.0f;  // of a weight in 16 bits: 256 of them times 127 fit 32 bits
 
@@ -28,8 +31,8 @@ static int first_visible(int position, int window) { return position + 1 > windo
 struct alignas(64) Workspace {
   float outputs[kMaxStateRows * kMaxHeadDim];
   int32_t queries[kMaxStateRows * kMaxHeadDim / 2];
-  float scores[kScoreRows][kTileTokens];
-  uint16_t weights[kScoreRows][kTileTokens];
+  float scores[kScoreRows][kScoreStride];
+  uint16_t weights[kScoreRows][kWeightStride];
   float key_scales[kTileTokens];  // int8 only, as is the next
   float value_scales[kTileTokens];
   float maxima[kMaxStateRows];

@@ -34,10 +34,11 @@ using Ints = __m512i;
 
 #include "simd_exp2.inl"
 
-// 2^x for x <= 0, below 2e-7 of relative error; 0 for very small x.
+// 2^x for x <= 0, within 2e-7; 0 below 2^-126: making subnormal numbers takes this instruction 25 times longer.
 [[gnu::always_inline]] static inline Floats exp2(Floats x) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(x, set1(-126.0f), _CMP_GE_OQ);
   const Floats whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return _mm512_scalef_ps(exp2_fraction(sub(x, whole)), whole);
+  return _mm512_maskz_scalef_ps(is_normal, exp2_fraction(sub(x, whole)), whole);
 }
 
 [[gnu::always_inline]] static inline void store_bf16(uint16_t* p, Floats x) {
