@@ -69,7 +69,8 @@ def rounded_queries(queries: Tensor, kv_dtype: str) -> Tensor:
     if kv_dtype == "bf16":
         return queries.bfloat16().float()
     magnitudes = queries.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30)
-    return (queries * (127 / magnitudes)).round() * (magnitudes / 127)
+    inverses = torch.full_like(magnitudes, 127.0) / magnitudes  # a plain 127 / magnitudes rounds twice: it multiplies by the reciprocal
+    return (queries * inverses).round() * (magnitudes / 127)
 
 
 def spoil_tail(layout: KVLayout, block: Tensor, from_token: int) -> Tensor:

@@ -33,7 +33,8 @@ static void prefill(const KvView& kv, const AttentionShape& shape, const Prefill
 }
 
 // Decode is bound by memory, and has too few rows for tiles.
-static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit, int end_unit) {
+static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit,
+                   int end_unit) {
   kAvx512Attention.decode(kv, shape, batch, heads_per_unit, first_unit, end_unit);
 }
 

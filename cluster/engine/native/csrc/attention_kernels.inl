@@ -8,7 +8,8 @@
 #include "attention_prefill.inl"
 #include "kv_write.inl"
 
-static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit, int end_unit) {
+static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit,
+                   int end_unit) {
   if (kv.type == KvType::kBf16) return DecodeTask<Bf16>(kv, shape, batch, heads_per_unit).run(first_unit, end_unit);
   DecodeTask<Int8>(kv, shape, batch, heads_per_unit).run(first_unit, end_unit);
 }

@@ -5,6 +5,7 @@
 constexpr int kScoreStride = kTileTokens + 16;
 constexpr int kWeightStride = kTileTokens + 32;
 constexpr float kHidden = -1e30f;  // a score whose weight is exactly 0
+constexpr float kNegligible = 1e-30f;  // what is below counts as 0: its reciprocal might overflow
 constexpr float kMaxLevel = 32767.0f;  // of a weight in 16 bits: 256 of them times 127 fit 32 bits
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -70,7 +71,9 @@ struct Bf16 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_words(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t mask) { return mask_words(values, mask); }
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float* output, Floats rescale) { return mul(load(output), rescale); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_bf16(sum, values, weights); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
+    return dot_bf16(sum, values, weights);
+  }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float*, Floats, float) { return sum; }
 };
 
@@ -85,7 +88,7 @@ struct Int8 {
     Floats largest = set1(0.0f);
     for (int dim = 0; dim < head_dim; dim += kLanes) largest = max(largest, abs(load(query + dim)));
     const float magnitude = reduce_max(largest);
-    const Floats inverse = set1(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+    const Floats inverse = set1(magnitude > kNegligible ? 127.0f / magnitude : 0.0f);
     for (int dim = 0; dim < head_dim; dim += kLanes) store_int8(levels + dim, mul(load(query + dim), inverse));
     int32_t sum = 0;
     for (int dim = 0; dim < head_dim; ++dim) sum += levels[dim];
@@ -103,7 +106,9 @@ struct Int8 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_widened(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t) { return values; }  // any integer times 0 is 0
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float*, Floats) { return set1(0); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_int16(sum, values, weights); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
+    return dot_int16(sum, values, weights);
+  }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float* output, Floats rescale, float weight_scale) {
     return fma(to_floats(sum), set1(weight_scale), mul(load(output), rescale));
   }

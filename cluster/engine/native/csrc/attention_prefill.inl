@@ -32,7 +32,9 @@ class PrefillTask {
   void attend(int tile_index) {
     const int start = tile_index * kTileTokens;
     Tile tile;
-    open_tile<Kv>(kv_, chunk_.block_table, head_, start, clamped(visible_from(0) - start), clamped(position(num_rows_ - 1) + 1 - start), tile, w_);
+    const int from = clamped(visible_from(0) - start);
+    const int to = clamped(position(num_rows_ - 1) + 1 - start);
+    open_tile<Kv>(kv_, chunk_.block_table, head_, start, from, to, tile, w_);
     Products::template open<Kv>(tile, w_);
     for (int row = 0; row < num_rows_; row += Products::kRows) {
       const RowGroup rows{row, least(Products::kRows, num_rows_ - row)};

@@ -23,7 +23,9 @@ using Ints = __m512i;
 [[gnu::always_inline]] static inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
 [[gnu::always_inline]] static inline float reduce_add(Floats x) { return _mm512_reduce_add_ps(x); }
 [[gnu::always_inline]] static inline float first(Floats x) { return _mm512_cvtss_f32(x); }
-[[gnu::always_inline]] static inline Floats load_fp16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+[[gnu::always_inline]] static inline Floats load_fp16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
 
 // Keeps the lanes from … to - 1, replaces the others whatever they hold.
 [[gnu::always_inline]] static inline Floats keep_lanes(Floats x, int from, int to, float other) {
@@ -52,12 +54,16 @@ using Ints = __m512i;
 }
 
 // 2 * kLanes signed bytes as 16-bit numbers.
-[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 [[gnu::always_inline]] static inline Ints mask_words(Ints x, int32_t mask) { return _mm512_and_si512(x, set1(mask)); }
 
 // In each lane: sum + the products of the lane's 2 bfloat16, 4 bytes, or 2 16-bit numbers.
 [[gnu::always_inline]] static inline Floats dot_bf16(Floats sum, Ints a, Ints b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
-[[gnu::always_inline]] static inline Ints dot_bytes(Ints sum, Ints unsigned_bytes, Ints signed_bytes) { return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes); }
+[[gnu::always_inline]] static inline Ints dot_bytes(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
+  return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
+}
 [[gnu::always_inline]] static inline Ints dot_int16(Ints sum, Ints a, Ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
