@@ -41,8 +41,9 @@ def _map(num_bytes: int) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without huge pages: slower, not wrong
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return whole[-whole.data_ptr() % _PAGE_BYTES :][:num_bytes]
+    with torch.inference_mode(False):  # a mapping outlives the mode of whoever needed it first
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        return whole[-whole.data_ptr() % _PAGE_BYTES :][:num_bytes]
 
 
 _ARENA: Final = _Arena()

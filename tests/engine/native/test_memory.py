@@ -1,0 +1,29 @@
+"""Memory on huge pages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.engine.native import memory
+from cluster.engine.native.memory import huge_page_empty
+
+
+def test_tensors_are_aligned_zeroed_and_apart() -> None:
+    first, second = huge_page_empty(100), huge_page_empty(70)
+    assert first.data_ptr() % 64 == second.data_ptr() % 64 == 0
+    first.fill_(7)
+    assert not second.any()
+
+
+def test_memory_taken_in_inference_mode_can_be_written_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is built in that mode; the rest of its mapping serves others."""
+    monkeypatch.setattr(memory, "_ARENA", memory._Arena())
+    with torch.inference_mode():
+        huge_page_empty(64).fill_(1)
+    huge_page_empty(64).fill_(2)
+
+
+def test_negative_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_bytes"):
+        huge_page_empty(-1)
