@@ -192,12 +192,16 @@ class BatonConfig(_Section):
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if (pool.scheme == "float32") != (pool.kv_dtype == "float32"):
                 raise _misfit(f"{name}.kv_dtype", "float32 goes with scheme float32, and only with it")
+            if pool.kv_dtype == "int8" and pool.kernels != "native":
+                raise _misfit(f"{name}.kv_dtype", "int8 needs kernels native")
             if pool.max_num_seqs > pool.max_num_batched_tokens:  # decode rows go first: prompts would never get a turn
                 raise _misfit(f"{name}.max_num_seqs", f"must be at most {name}.max_num_batched_tokens ({pool.max_num_batched_tokens})")
         if self.mode == "disaggregated":
             for key in ("block_size", "kv_dtype"):
                 if getattr(self.prefill, key) != getattr(self.decode, key):
                     raise _misfit(f"decode.{key}", f"must equal prefill.{key} ({getattr(self.prefill, key)})")
+            if (self.prefill.kernels == "native") != (self.decode.kernels == "native"):
+                raise _misfit("decode.kernels", "must be native in both pools or in neither: they pack KV blocks in another order")
         return self
 
 

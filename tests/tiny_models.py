@@ -76,9 +76,13 @@ def _root() -> Path:
     return root
 
 
-@functools.cache
 def tiny_model(family: str = "llama") -> Path:
     """Folder of the tiny model of `family` (one of FAMILIES), with `config.json`, safetensors in float32, and a tokenizer."""
+    return _made(family)
+
+
+@functools.cache
+def _made(family: str) -> Path:
     folder = _root() / family
     folder.mkdir()
     write_tokenizer(folder)

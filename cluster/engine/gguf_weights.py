@@ -44,6 +44,12 @@ class GgufBlocks:
     kind: str  # gguf's name of the block format, as Q4_1
     data: Tensor  # uint8 [out_features, bytes of a row]
 
+    @property
+    def num_columns(self) -> int:
+        """Weights of a row."""
+        values_per_block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.kind]]
+        return self.data.shape[1] // block_bytes * values_per_block
+
 
 class GgufWeights:
     """One GGUF file, mapped into memory; a tensor is dequantized to float32 when it is asked for."""

@@ -21,24 +21,18 @@ def choose_kernels(config: EngineConfig, model_config: ModelConfig) -> KernelSet
     """The kernel set for a model under a config.
 
     Raises:
-        ConfigError: for `scheme` or `kv_dtype`, when only native kernels have it and this machine or model cannot have those.
+        ConfigError: for `kv_dtype`, when only native kernels have it and this machine or model cannot have those.
     """
     if config.kernels != "native":
-        _check_portable(config, "kernels")
         return OperationsKernels(make_operations(config.kernels))
     if config.scheme == "float32":  # the oracle is torch's
         return OperationsKernels(make_operations("torch"))
     reason = why_unfit(model_config, config.block_size)
+    if reason is not None:
+        _LOG.warning("no native kernels for this model: %s; torch's serve instead, slower", reason)
     native = load_kernels() if reason is None else None
     if native is not None:
         return NativeKernels(native, config.threads)
-    if reason is not None:
-        _LOG.warning("no native kernels for this model: %s; torch's serve instead, slower", reason)
-    _check_portable(config, reason or "this machine has none, the log says why")
+    if config.kv_dtype == "int8":
+        raise ConfigError(f"kv_dtype: int8 needs native kernels: {reason or 'this machine has none, the log says why'}", param="kv_dtype")
     return OperationsKernels(make_operations("torch"))
-
-
-def _check_portable(config: EngineConfig, reason: str) -> None:
-    for key, only_native in (("scheme", "int4"), ("kv_dtype", "int8")):
-        if getattr(config, key) == only_native:
-            raise ConfigError(f"{key}: {only_native} needs native kernels ({reason})", param=key)

@@ -53,12 +53,17 @@ class FusedWeight:
         return torch.cat([get_shaped(self.weights, name, (size, self.in_features)) for name, size in self.parts.items()])
 
     def blocks(self) -> GgufBlocks | None:
-        """The file's own blocks, uint8 `[out_features, bytes]`; None where the parts have none, or of several kinds."""
-        found = [self.weights.blocks(name) for name in self.parts]
-        same = [blocks for blocks in found if blocks is not None and found[0] is not None and blocks.kind == found[0].kind]
-        if len(same) != len(found) or sum(len(blocks.data) for blocks in same) != self.out_features:
+        """The file's own blocks, uint8 `[out_features, bytes]`; None where the parts have none, or of several kinds.
+
+        Raises:
+            ConfigError: as `floats`.
+        """
+        found = [blocks for name in self.parts if (blocks := self.weights.blocks(name)) is not None]
+        if len(found) != len(self.parts) or len({blocks.kind for blocks in found}) != 1:
             return None
-        return GgufBlocks(same[0].kind, torch.cat([blocks.data for blocks in same]))
+        for (name, size), blocks in zip(self.parts.items(), found, strict=True):
+            _check_shape(name, (len(blocks.data), blocks.num_columns), (size, self.in_features))
+        return GgufBlocks(found[0].kind, torch.cat([blocks.data for blocks in found]))
 
 
 class SafetensorsWeights:
@@ -105,6 +110,10 @@ def get_shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
         ConfigError: there is none, or its shape contradicts `config.json`.
     """
     tensor = weights.get(name)
-    if tuple(tensor.shape) != shape:
-        raise ConfigError(f"model: tensor {name} is {tuple(tensor.shape)}, config.json says {shape}", param="model")
+    _check_shape(name, tuple(tensor.shape), shape)
     return tensor
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ConfigError(f"model: tensor {name} is {found}, config.json says {expected}", param="model")

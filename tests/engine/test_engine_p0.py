@@ -44,6 +44,8 @@ def one_thread() -> Iterator[None]:
     params=["bf16/bf16/torch", "int8/bf16/torch", "bf16/bf16/native", "int8/bf16/native", "int4/bf16/native", "int8/int8/native"],
 )
 def domain(request: pytest.FixtureRequest) -> str:
+    if request.param.endswith("native"):
+        request.getfixturevalue("native")
     return str(request.param)
 
 

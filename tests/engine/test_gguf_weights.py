@@ -97,6 +97,18 @@ def test_fused_blocks_are_the_files_own(tmp_path: Path, kind: str) -> None:
     assert torch.equal(torch.from_numpy(expanded), fused.floats())
 
 
+@pytest.mark.parametrize(("q_rows", "in_features"), [(1, 0), (0, 32)])
+def test_blocks_that_contradict_the_config_are_refused(tmp_path: Path, q_rows: int, in_features: int) -> None:
+    """The kernels would read beyond their rows."""
+    write_gguf(tmp_path, "llama", "llama", "Q4_1")
+    config = ModelConfig.load(tmp_path)
+    weights = open_weights(tmp_path, config)
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    names = {"model.layers.0.self_attn.q_proj.weight": q_size - q_rows, "model.layers.0.self_attn.k_proj.weight": kv_size + q_rows}
+    with pytest.raises(ConfigError, match=r"q_proj\.weight is .*, config\.json says"):
+        FusedWeight(weights, names, config.hidden_size + in_features).blocks()
+
+
 def test_floats_have_no_blocks(tmp_path: Path) -> None:
     write_gguf(tmp_path, "llama", "llama", "BF16")
     config = ModelConfig.load(tmp_path)

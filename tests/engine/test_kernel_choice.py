@@ -26,6 +26,7 @@ def model() -> ModelConfig:
     return ModelConfig.load(tiny_model("llama"))
 
 
+@pytest.mark.usefixtures("native")
 def test_the_native_kernels_are_the_default(model: ModelConfig) -> None:
     kernels = choose_kernels(config(), model)
     assert isinstance(kernels, NativeKernels)
@@ -39,23 +40,17 @@ def test_the_oracle_is_torchs(model: ModelConfig) -> None:
 
 def test_torch_stands_in_where_there_is_no_compiler(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "load_kernels", lambda: None)
-    assert choose_kernels(config(), model).name.startswith("torch-")
-    with pytest.raises(ConfigError, match=r"^scheme: int4 needs native kernels") as scheme:
-        choose_kernels(config(scheme="int4"), model)
-    with pytest.raises(ConfigError, match=r"^kv_dtype: int8 needs native kernels"):
+    for scheme in ("bf16", "int8", "int4"):
+        assert choose_kernels(config(scheme=scheme), model).name.startswith("torch-")
+    with pytest.raises(ConfigError, match=r"^kv_dtype: int8 needs native kernels") as caught:
         choose_kernels(config(kv_dtype="int8"), model)
-    assert scheme.value.param == "scheme"
+    assert caught.value.param == "kv_dtype"
 
 
 def test_torch_stands_in_for_blocks_that_the_native_do_not_know(model: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert choose_kernels(config(block_size=8), model).name.startswith("torch-")
     assert "block_size is 8" in caplog.text
-
-
-def test_other_kernels_have_no_int4(model: ModelConfig) -> None:
-    with pytest.raises(ConfigError, match="int4 needs native kernels"):
-        choose_kernels(config(kernels="torch", scheme="int4"), model)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from cluster.engine.native.build import load_kernels
-
 ISAS = ("portable", "avx2", "avx512", "amx")
-
-
-@pytest.fixture(scope="session")
-def native() -> ModuleType:
-    """Builds them the first time."""
-    module = load_kernels()
-    if module is None:
-        pytest.skip("this machine cannot build the native kernels")
-    return module
 
 
 @pytest.fixture(params=ISAS)
