@@ -22,7 +22,13 @@ NUM_IN_FLIGHT = 12
 STAYS = 0.2  # this share of the clients reads to the end
 LIFE_S = 4.0  # about what an answer takes with so many others in flight
 
-DEADLINES = {("status", "408 deadline_exceeded"), ("event", "deadline_exceeded"), ("grpc", "DEADLINE_EXCEEDED")}
+DEADLINES = {
+    ("status", "408 deadline_exceeded"),
+    ("event", "deadline_exceeded"),
+    ("grpc", "DEADLINE_EXCEEDED"),
+    ("status", "429 overloaded"),  # it would pass in the queue
+    ("grpc", "RESOURCE_EXHAUSTED"),
+}
 
 Leave = Callable[[Served, Clients, Asking, random.Random], Awaitable[None]]
 
