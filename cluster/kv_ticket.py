@@ -30,7 +30,9 @@ class KVLayout:
     head_dim: int
     block_size: int  # tokens
     kv_dtype: str  # a key of KV_DTYPE_BYTES
-    packing: str = "rows"  # order inside one head's data; "rows" is [block_size, head_dim]
+    # Order inside one head's data. "rows": [block_size, head_dim]. "vnni", as dot-product instructions want it: K is
+    # [head_dim / k, block_size, k] with k = 2 in bf16, 4 in int8 (bytes with zero point 128), V is [block_size / 2, head_dim, 2].
+    packing: str = "rows"
 
     @property
     def data_bytes(self) -> int:

@@ -77,6 +77,7 @@ def _identity(config: EngineConfig, built: BuiltModel) -> EngineIdentity:
         eos_token_ids=frozenset(built.model.config.eos_token_ids),
         max_model_len=built.max_model_len,
         prefix_caching=config.prefix_caching,
+        shares_generated=built.kernels.shares_generated,
     )
 
 

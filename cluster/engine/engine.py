@@ -231,8 +231,9 @@ class Engine:
         """Counts tokens as computed, and lets others find the blocks that became full."""
         first = sequence.num_computed_tokens // self.layout.block_size
         sequence.num_computed_tokens = num_computed_tokens
-        if sequence.prefix is not None and num_computed_tokens // self.layout.block_size > first:
-            keys = sequence.prefix.keys(sequence.token_ids, num_computed_tokens)
+        num_shareable = num_computed_tokens if self.identity.shares_generated else min(num_computed_tokens, sequence.num_prompt_tokens)
+        if sequence.prefix is not None and num_shareable // self.layout.block_size > first:
+            keys = sequence.prefix.keys(sequence.token_ids, num_shareable)
             self._blocks.register(sequence.key, first, keys[first:])
 
     def _lease(self, sequence: Sequence) -> None:

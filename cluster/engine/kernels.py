@@ -29,6 +29,11 @@ class KernelSet(ABC, Generic[L]):
     def name(self) -> str:
         """Equal names compute equal bits."""
 
+    @property
+    def shares_generated(self) -> bool:
+        """Whether decode steps leave the bits in KV that a prefill of the same tokens would: then later prompts may share them (P0)."""
+        return True
+
     @abstractmethod
     def make_linear(self, scheme: str, weight: FusedWeight, bias: Tensor | None) -> L:
         """Prepares a weight by a scheme of the config; `bias` is `[out_features]`.

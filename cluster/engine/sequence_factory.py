@@ -23,6 +23,7 @@ class EngineIdentity:
     eos_token_ids: frozenset[int]
     max_model_len: int
     prefix_caching: bool
+    shares_generated: bool = True  # prompts may share KV of tokens that were generated here
 
 
 class SequenceFactory:

@@ -21,6 +21,7 @@ from cluster.types import OrderKey, Request, SamplingParams, TokenOutput
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 BLOCK_SIZE = 16
+HEAD_DIMS = {"llama": 16, "qwen3": 32}
 MAX_TOKENS = 24
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 70)
 SAMPLING = (
@@ -55,7 +56,9 @@ class Outcome:
     top_logprobs: list[tuple[tuple[int, float], ...]]
 
 
-def make_engine(domain: str, *, num_blocks: int = 64, max_num_batched_tokens: int = 512, max_num_seqs: int = 16, **more: object) -> Engine:
+def make_engine(
+    domain: str, *, family: str = "llama", num_blocks: int = 64, max_num_batched_tokens: int = 512, max_num_seqs: int = 16, **more: object
+) -> Engine:
     scheme, kv_dtype, kernels = domain.split("/")
     fields = {
         "scheme": scheme,
@@ -64,7 +67,7 @@ def make_engine(domain: str, *, num_blocks: int = 64, max_num_batched_tokens: in
         "block_size": BLOCK_SIZE,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    layout = KVLayout(3, 2, 16, BLOCK_SIZE, kv_dtype)
+    layout = KVLayout(3, 2, HEAD_DIMS[family], BLOCK_SIZE, kv_dtype)
     config = EngineConfig.model_validate(
         {
             **fields,
@@ -74,7 +77,7 @@ def make_engine(domain: str, *, num_blocks: int = 64, max_num_batched_tokens: in
             **more,
         }
     )
-    engine = build_engine(config, tiny_model("llama"), max_model_len=256)
+    engine = build_engine(config, tiny_model(family), max_model_len=256)
     assert engine.num_blocks == num_blocks
     return engine
 
@@ -138,15 +141,26 @@ def test_with_a_prefix_hit(domain: str, alone: list[Outcome]) -> None:
 
 
 def test_prompt_that_continues_generated_tokens_hits_them(domain: str) -> None:
-    """The KV of decode steps is the KV that prefill would compute: a chat's next turn may share it."""
+    """Where the KV of decode steps is the KV that prefill would compute, a chat's next turn shares it; elsewhere it does not."""
     first = make_requests()[4]
     engine, fresh = make_engine(domain), make_engine(domain, prefix_caching=False)
     tokens = outcomes(engine, [first])[0].tokens
     longer = (*first.prompt_token_ids, *tokens, 5, 6, 7)
     second = Request("next", 0, longer, first.sampling, OrderKey(9.0, 9))
     events = generate(engine, [second])[second.key]
-    assert isinstance(events[0], Allocated) and events[0].num_cached_tokens == (70 + MAX_TOKENS - 1) // BLOCK_SIZE * BLOCK_SIZE
+    num_shareable = 70 + MAX_TOKENS - 1 if engine.identity.shares_generated else 70
+    assert isinstance(events[0], Allocated) and events[0].num_cached_tokens == num_shareable // BLOCK_SIZE * BLOCK_SIZE
     assert outcome([e.output for e in events if isinstance(e, Token)]) == outcomes(fresh, [second])[0]
+
+
+def test_generated_kv_is_shared_only_where_it_is_what_a_prefill_computes(domain: str) -> None:
+    """With heads large enough for every instruction set's own kernels."""
+    engine = make_engine(domain, family="qwen3")
+    prompt = make_requests()[4]
+    tokens = outcomes(engine, [prompt])[0].tokens
+    continued = Request("next", 0, (*prompt.prompt_token_ids, *tokens), prompt.sampling, OrderKey(9.0, 9))
+    fresh = make_engine(domain, family="qwen3", prefix_caching=False)
+    assert outcomes(engine, [continued]) == outcomes(fresh, [continued])
 
 
 def test_with_preemption_and_swap(domain: str, alone: list[Outcome]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from cluster.engine.native.build import native_module
 from cluster.engine.native.packing import GROUP_SIZE
 
 Kind = Literal["TOKEN_INT8", "GROUP_INT8", "BF16"]
-_ALIGNMENT = 64
+_ALIGNMENT: Final = 64
+_SIDE_ROWS: Final = 16  # whose scales lie side by side
 
 
 class Activations:
@@ -61,12 +62,13 @@ class Activations:
         return rows.view(dtype)[:, : self.num_columns]
 
     def scales(self) -> Tensor:
-        """float32 `[num_rows]`, or `[num_rows, num_columns / 32]`; a view. BF16 has none."""
-        start = -(-self.num_rows // 16) * 16 * self.view.row_stride
-        is_grouped = self.kind.name == "GROUP_INT8"
-        count = self.num_rows * (self.num_columns // GROUP_SIZE if is_grouped else 1)
-        flat = self._memory[start : start + 4 * count].view(torch.float32)
-        return flat.view(self.num_rows, -1) if is_grouped else flat
+        """float32 `[num_rows]`, or `[num_rows, num_columns / 32]`. BF16 has none."""
+        num_padded = -(-self.num_rows // _SIDE_ROWS) * _SIDE_ROWS
+        num_groups = self.num_columns // GROUP_SIZE if self.kind.name == "GROUP_INT8" else 1
+        start = num_padded * self.view.row_stride
+        flat = self._memory[start : start + 4 * num_padded * num_groups].view(torch.float32)
+        by_row = flat.view(-1, num_groups, _SIDE_ROWS).transpose(1, 2).reshape(num_padded, num_groups)[: self.num_rows]
+        return by_row if self.kind.name == "GROUP_INT8" else by_row[:, 0]
 
     def _fill(self, source: Any) -> Activations:
         self._native.quantize(source, self.view)

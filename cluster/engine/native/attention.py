@@ -46,6 +46,7 @@ class NativeAttention:
         layer: int,
         qkv: Tensor,
         rotary: tuple[Tensor, Tensor],
+        *,
         positions: Tensor,
         slots: Tensor,
         norms: tuple[Tensor, Tensor, float] | None = None,
@@ -74,8 +75,8 @@ class NativeAttention:
             _check(name, table, torch.float32, (rotary[0].shape[0], layout.head_dim // 2))
         for name, weight in zip(("query_norm", "key_norm"), norms[:2] if norms else (), strict=False):
             _check(name, weight, torch.float32, (layout.head_dim,))
-        _check_indexes("positions", positions, torch.int64, num_tokens, 0, rotary[0].shape[0])
-        _check_indexes("slots", slots, torch.int64, num_tokens, 0, self._storage.shape[0] * layout.block_size)
+        _check_indexes("positions", positions, torch.int64, num_tokens, low=0, high=rotary[0].shape[0])
+        _check_indexes("slots", slots, torch.int64, num_tokens, low=0, high=self._storage.shape[0] * layout.block_size)
         queries = torch.empty(num_tokens, num_heads, layout.head_dim)
         query_norm, key_norm, eps = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
         self._native.write_kv(
@@ -85,7 +86,7 @@ class NativeAttention:
         return queries
 
     def decode(
-        self, layer: int, queries: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float, window: int | None = None
+        self, layer: int, queries: Tensor, block_tables: Tensor, context_lens: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
         """Attention of one token a sequence, whose K and V are stored.
 
@@ -108,7 +109,7 @@ class NativeAttention:
         if block_tables.dtype != torch.int32 or block_tables.dim() != 2 or len(block_tables) != num_seqs or block_tables.stride(1) != 1:
             raise ValueError(f"block_tables: {block_tables.dtype} {list(block_tables.shape)} is not int32 [{num_seqs}, max_blocks]")
         capacity = block_tables.shape[1] * self._layout.block_size
-        _check_indexes("context_lens", context_lens, torch.int32, num_seqs, 1, capacity + 1)
+        _check_indexes("context_lens", context_lens, torch.int32, num_seqs, low=1, high=capacity + 1)
         columns = torch.arange(block_tables.shape[1])
         lens = context_lens.long()[:, None]
         first = (lens - limit).clamp_min(0) // self._layout.block_size
@@ -121,7 +122,7 @@ class NativeAttention:
         return out
 
     def prefill(
-        self, layer: int, queries: Tensor, first_position: int, block_table: Tensor, scale: float, window: int | None = None
+        self, layer: int, queries: Tensor, first_position: int, block_table: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
         """Causal attention of neighbouring tokens of one sequence, stored as all tokens before them.
 
@@ -202,7 +203,7 @@ def _check_rows(name: str, x: Tensor, head_dim: int) -> None:
         raise ValueError(f"{name}: {x.dtype} {list(x.shape)} is not float32 [tokens, heads, {head_dim}] with a token's heads in a row")
 
 
-def _check_indexes(name: str, x: Tensor, dtype: torch.dtype, length: int, low: int, high: int) -> None:
+def _check_indexes(name: str, x: Tensor, dtype: torch.dtype, length: int, *, low: int, high: int) -> None:
     _check(name, x, dtype, (length,))
     if not low <= int(x.min()) <= int(x.max()) < high:
         raise ValueError(f"{name}: a value is not in {low}…{high - 1}")

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import platform
@@ -19,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -29,28 +29,32 @@ from cluster.cache import cache_folder
 Report = Callable[[str], None]
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = "baton_native"
-_SOURCES: Final = Path(__file__).parent / "csrc"
+SOURCES: Final = Path(__file__).parent / "csrc"
 # Sums are fused where the code says so and nowhere else: every variant of a kernel must round alike.
 _COMPILER_FLAGS: Final = ("-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-pthread")
 _BUILD_S: Final = 60
+LOADED: Final[dict[str, ModuleType | None]] = {}  # once a process
+# In a process of its own: torch loads what it has built, which here is not yet where it belongs.
+_COMPILE: Final = "import json, sys; from torch.utils import cpp_extension; cpp_extension.load(**json.loads(sys.argv[1]))"
 
 
 class BuildError(Exception):
     """Why this machine cannot have native kernels."""
 
 
-@cache
 def load_kernels(report: Report = _LOG.info) -> ModuleType | None:
     """The compiled module; None, with one warning in the log, where it cannot be had. Builds it, a minute, the first time on a machine.
 
     Args:
         report: gets a line before a build.
     """
-    try:
-        return _import(_built(report))
-    except (BuildError, OSError, ImportError) as error:
-        _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
-        return None
+    if _NAME not in LOADED:
+        try:
+            LOADED[_NAME] = _import(_built(report))
+        except (BuildError, OSError, ImportError) as error:
+            _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
+            LOADED[_NAME] = None
+    return LOADED[_NAME]
 
 
 def native_module() -> ModuleType:
@@ -83,7 +87,7 @@ def library_path() -> Path:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise BuildError(f"they need Linux on x86-64, this is {sys.platform} on {platform.machine()}")
     digest = hashlib.sha256(repr((_COMPILER_FLAGS, _compiler_version(), importlib.metadata.version("torch"), sys.version)).encode())
-    for path in sorted(_SOURCES.iterdir()):
+    for path in sorted(SOURCES.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return cache_folder() / "native" / digest.hexdigest()[:16] / f"{_NAME}.so"
 
@@ -111,34 +115,22 @@ def _build(library: Path) -> None:
 
 
 def _compile(folder: Path) -> None:
-    # Imports setuptools, half a second that only a build needs.
-    from torch.utils import cpp_extension
-
-    with _tools_on_path():
-        if not cpp_extension.is_ninja_available():
-            raise BuildError("the build tool ninja is not installed")
-        try:
-            cpp_extension.load(
-                name=_NAME,
-                sources=[str(path) for path in sorted(_SOURCES.glob("*.cpp"))],
-                extra_cflags=list(_COMPILER_FLAGS),
-                extra_ldflags=["-pthread"],
-                build_directory=str(folder),
-            )
-        except RuntimeError as error:
-            lines = str(error).splitlines()
-            raise BuildError(next((line for line in lines if "error" in line.lower() and ":" in line), lines[0])) from error
-
-
-@contextmanager
-def _tools_on_path() -> Iterator[None]:
-    """pip puts ninja beside this interpreter, which is on the path only in an activated environment."""
-    before = os.environ.get("PATH", "")
-    os.environ["PATH"] = f"{before}:{Path(sys.executable).parent}"
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = before
+    # pip puts ninja beside this interpreter, which is on the path only in an activated environment.
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+    if shutil.which("ninja", path=path) is None:
+        raise BuildError("the build tool ninja is not installed")
+    arguments = {
+        "name": _NAME,
+        "sources": [str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+        "extra_cflags": _COMPILER_FLAGS,
+        "extra_ldflags": ["-pthread"],
+        "build_directory": str(folder),
+    }
+    command = [sys.executable, "-c", _COMPILE, json.dumps(arguments)]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise BuildError(next((line for line in lines if "error:" in line), lines[-1] if lines else "the compiler failed"))
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _blocks(blocks: Tensor, kind: str) -> Tensor:
     size = _BLOCK_BYTES[kind]
     if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] == 0 or blocks.shape[1] % size:
         raise ValueError(f"blocks: {blocks.dtype} {list(blocks.shape)} is not rows of {kind} blocks of {size} bytes")
-    return blocks.unflatten(1, (-1, size))
+    return torch.unflatten(blocks, 1, (-1, size))
 
 
 def _halves(parts: Tensor, start: int) -> Tensor:

@@ -43,6 +43,11 @@ class NativeKernels(KernelSet[NativeLinear]):
     def name(self) -> str:
         return f"native-{self._native.isa()}"
 
+    @property
+    def shares_generated(self) -> bool:
+        """Prompts go through AMX tiles, which sum in another order than the vectors of decode."""
+        return str(self._native.isa()) != "amx"
+
     def make_linear(self, scheme: str, weight: FusedWeight, bias: Tensor | None) -> NativeLinear:
         return _maker(_LINEARS, scheme)(weight, None if bias is None else bias.float())
 

@@ -70,16 +70,16 @@ def pack(layout: KVLayout, keys: Tensor, values: Tensor) -> Tensor:
     blocks = torch.zeros(*keys.shape[:-4], layout.block_bytes, dtype=torch.uint8)
     key_words, value_words = _words(layout, blocks)
     if layout.kv_dtype == "bf16":
-        key_words.copy_(_bytes(keys.bfloat16().unflatten(-1, (-1, 2)).transpose(-3, -2)))
-        value_words.copy_(_bytes(values.bfloat16().unflatten(-2, (-1, 2)).transpose(-1, -2)))
+        key_words.copy_(_bytes(torch.unflatten(keys.bfloat16(), -1, (-1, 2)).transpose(-3, -2)))
+        value_words.copy_(_bytes(torch.unflatten(values.bfloat16(), -2, (-1, 2)).transpose(-1, -2)))
         return blocks
     for words, scales_out, x in zip((key_words, value_words), _scales(layout, blocks), (keys, values), strict=True):
         levels, scales = quantize_tokens(x)
         scales_out.copy_(_bytes(scales))
         if words is key_words:
-            words.copy_((levels.view(torch.uint8) ^ 128).unflatten(-1, (-1, 4)).transpose(-3, -2))
+            words.copy_(torch.unflatten(levels.view(torch.uint8) ^ 128, -1, (-1, 4)).transpose(-3, -2))
         else:
-            words.copy_(levels.view(torch.uint8).unflatten(-2, (-1, 2)).transpose(-1, -2))
+            words.copy_(torch.unflatten(levels.view(torch.uint8), -2, (-1, 2)).transpose(-1, -2))
     return blocks
 
 
@@ -110,7 +110,7 @@ def zero_tail(layout: KVLayout, block: Tensor, from_token: int) -> None:
     check_layout(layout)
     key_words, value_words = _words(layout, block)
     key_words[..., from_token:, :] = 0
-    value_tokens = value_words.unflatten(-1, (2, -1))  # [..., block_size / 2, head_dim, 2, bytes]
+    value_tokens = torch.unflatten(value_words, -1, (2, -1))  # [..., block_size / 2, head_dim, 2, bytes]
     value_tokens[..., (from_token + 1) // 2 :, :, :, :] = 0
     if from_token % 2 == 1:
         value_tokens[..., from_token // 2, :, 1, :] = 0
@@ -121,21 +121,21 @@ def zero_tail(layout: KVLayout, block: Tensor, from_token: int) -> None:
 
 def _heads(layout: KVLayout, blocks: Tensor) -> Tensor:
     """`[..., block_bytes]` → view `[..., num_layers, 2 (K, V), num_kv_heads, head_stride]`."""
-    return blocks.unflatten(-1, (layout.num_layers, 2, layout.num_kv_heads, layout.head_stride))
+    return torch.unflatten(blocks, -1, (layout.num_layers, 2, layout.num_kv_heads, layout.head_stride))
 
 
 def _words(layout: KVLayout, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Views of the bytes: K `[..., head_dim / k, block_size, bytes]` and V `[..., block_size / 2, head_dim, bytes]`, a word each."""
     data = _heads(layout, blocks)[..., : layout.data_bytes]
     value_word_bytes = 2 * KV_DTYPE_BYTES[layout.kv_dtype]
-    keys = data.select(-3, 0).unflatten(-1, (-1, layout.block_size, _WORD_BYTES))
-    return keys, data.select(-3, 1).unflatten(-1, (layout.block_size // 2, layout.head_dim, value_word_bytes))
+    keys = torch.unflatten(data.select(-3, 0), -1, (-1, layout.block_size, _WORD_BYTES))
+    return keys, torch.unflatten(data.select(-3, 1), -1, (layout.block_size // 2, layout.head_dim, value_word_bytes))
 
 
 def _scales(layout: KVLayout, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Views of the scales' bytes `[..., num_layers, num_kv_heads, block_size, 2]` of K and V."""
     scales = _heads(layout, blocks)[..., layout.data_bytes : layout.data_bytes + 2 * layout.block_size]
-    pairs = scales.unflatten(-1, (layout.block_size, 2))
+    pairs = torch.unflatten(scales, -1, (layout.block_size, 2))
     return pairs.select(-4, 0), pairs.select(-4, 1)
 
 

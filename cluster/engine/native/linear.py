@@ -98,7 +98,7 @@ class W8A8Linear(NativeLinear):
             raise ValueError(f"levels: {levels.dtype} is not int8")
         _check_columns(levels)
         check_vector("scales", scales, levels.shape[0])
-        return cls(packing.pack_w8a8(levels, scales), *levels.shape, bias)
+        return cls(packing.pack_w8a8(levels, scales), levels.shape[0], levels.shape[1], bias)
 
     @classmethod
     def from_float(cls, weight: Tensor, bias: Tensor | None = None) -> W8A8Linear:
@@ -116,13 +116,13 @@ class W8G32Linear(NativeLinear):
     def from_float(cls, weight: Tensor, bias: Tensor | None = None) -> W8G32Linear:
         """Quantizes a float weight `[out, in]`."""
         _check_columns(weight)
-        return cls(packing.pack_w8g32(*packing.quantize_groups(weight)), *weight.shape, bias)
+        return cls(packing.pack_w8g32(*packing.quantize_groups(weight)), weight.shape[0], weight.shape[1], bias)
 
     @classmethod
     def from_gguf(cls, blocks: Tensor, bias: Tensor | None = None) -> W8G32Linear:
         """Raw Q8_0 blocks, uint8 `[out, in / 32 * 34]`, without loss."""
         levels, scales = gguf_blocks.split_q8(blocks)
-        return cls(packing.pack_w8g32(levels, scales), *levels.shape, bias)
+        return cls(packing.pack_w8g32(levels, scales), levels.shape[0], levels.shape[1], bias)
 
 
 class W4A8Linear(NativeLinear):
@@ -134,7 +134,7 @@ class W4A8Linear(NativeLinear):
     def from_float(cls, weight: Tensor, bias: Tensor | None = None) -> W4A8Linear:
         """Quantizes a float weight `[out, in]`."""
         _check_columns(weight)
-        return cls(packing.pack_w4a8(*packing.quantize_nibbles(weight)), *weight.shape, bias)
+        return cls(packing.pack_w4a8(*packing.quantize_nibbles(weight)), weight.shape[0], weight.shape[1], bias)
 
     @classmethod
     def from_gguf(cls, blocks: Tensor, kind: str, bias: Tensor | None = None) -> W4A8Linear:
@@ -152,7 +152,7 @@ class Bf16Linear(NativeLinear):
     def from_float(cls, weight: Tensor, bias: Tensor | None = None) -> Bf16Linear:
         """Rounds a float weight `[out, in]`."""
         _check_columns(weight)
-        return cls(packing.pack_bf16(weight.bfloat16()), *weight.shape, bias)
+        return cls(packing.pack_bf16(weight.bfloat16()), weight.shape[0], weight.shape[1], bias)
 
 
 def _check_columns(weight: Tensor) -> None:

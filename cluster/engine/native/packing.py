@@ -1,4 +1,4 @@
-"""Weights in the order in which the matrix kernels read them; `csrc/linear.h` and `csrc/matmul.inl` say which.
+"""Weights in the order in which the matrix kernels read them; `csrc/linear.h` and `csrc/tiles.inl` say which.
 
 Every packer fills panels of 32 output channels, 64-byte vectors of 16 channels by 4 bytes along k, the last panel filled up with zeros.
 """
@@ -49,7 +49,7 @@ def pack_bf16(weight: Tensor) -> Tensor:
 
 def quantize_nibbles(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Float `[out, in]` → what `pack_w4a8` takes, from the least to the greatest of each group in 15 steps."""
-    groups = weight.float().unflatten(1, (-1, GROUP_SIZE))
+    groups = torch.unflatten(weight.float(), 1, (-1, GROUP_SIZE))
     minima = groups.amin(dim=2).half()
     scales = ((groups.amax(dim=2) - minima.float()) / 15).half()
     divisors = scales.float().clamp_min(torch.finfo(torch.float16).smallest_normal)[..., None]
@@ -60,7 +60,7 @@ def quantize_nibbles(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Float `[out, in]` → int8 `[out, in]` in -127…127 and float16 scales `[out, in / 32]`."""
-    groups = weight.float().unflatten(1, (-1, GROUP_SIZE))
+    groups = torch.unflatten(weight.float(), 1, (-1, GROUP_SIZE))
     scales = (groups.abs().amax(dim=2) / 127).half()
     divisors = scales.float().clamp_min(torch.finfo(torch.float16).smallest_normal)[..., None]
     return (groups / divisors).round_().clamp_(-127, 127).to(torch.int8).flatten(1), scales
@@ -85,7 +85,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     num_groups = parts[-1].shape[1] if len(parts) > 1 else 1
     widths = [part.numel() // (num_panels * num_groups) for part in parts]
     packed = huge_page_empty(num_panels * num_groups * sum(widths)).view(num_panels, num_groups, sum(widths))
-    for part, to in zip(parts, packed.split(widths, dim=2), strict=True):
+    for part, to in zip(parts, torch.split(packed, widths, dim=2), strict=True):
         # Reshaped without a copy: the large part is only a transposed view of what came in.
         shape = (num_panels, num_groups, part.shape[1] // num_groups, *part.shape[2:])
         to.view(shape).copy_(part.view(shape))

@@ -13,6 +13,9 @@ enum class ActivationKind : int32_t {
 
 constexpr int64_t kGroupSize = 32;
 
+// Sums of products of a group start from these bits of the float 3 × 2^22: with an integer added they are that float plus the integer.
+constexpr int32_t kSumOrigin = 0x4b400000;
+
 // Views into one block of memory of `activation_bytes`, 64-byte aligned. Rows are padded so that a tile of 16 may read past the last.
 struct Activations {
   ActivationKind kind;
@@ -20,9 +23,9 @@ struct Activations {
   int64_t num_columns;
   int64_t row_stride;  // of `levels`, in bytes
   uint8_t* levels;
-  float* scales;       // [num_rows], or [num_rows][groups]
-  float* scaled_sums;  // [num_rows][groups]: scale × sum of the levels
-  int32_t* offsets;    // [num_rows][groups]: -128 × sum of the levels, what a weight's zero point of 128 adds too much
+  float* scales;       // [num_rows], or a float for each row and group, at group_index
+  float* scaled_sums;  // at group_index: scale × sum of the levels
+  int32_t* origins;    // at group_index: kSumOrigin less what a weight's zero point of 128 adds, 128 × sum of the levels
 };
 
 enum class Prologue : int32_t {
@@ -38,6 +41,9 @@ struct Source {
   const float* norm_weight;
   float eps;
 };
+
+// Where a group's numbers are: those of 16 rows lie side by side, [rows / 16][groups][16].
+constexpr int64_t kSideRows = 16;
 
 int64_t activation_bytes(ActivationKind kind, int64_t num_rows, int64_t num_columns);
 

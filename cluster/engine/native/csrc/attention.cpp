@@ -27,6 +27,7 @@ int decode_heads_per_unit(const KvView& kv, int group_size, int num_seqs, int nu
 const AttentionKernels& attention_kernels() {
   switch (current_isa()) {
     case Isa::kAmx:
+      return kAmxAttention;
     case Isa::kAvx512:
       return kAvx512Attention;
     case Isa::kAvx2:
@@ -68,7 +69,8 @@ void write_kv(const KvView& kv, const HeadNorms& norms, const KvWriteBatch& batc
   const int64_t num_tokens = batch.num_tokens;
   const int64_t num_tasks = std::min<int64_t>(num_tokens, pool.num_threads());
   pool.parallel(num_tasks, [&](int64_t task) {
-    kernels.write_kv(kv, norms, batch, static_cast<int>(num_tokens * task / num_tasks), static_cast<int>(num_tokens * (task + 1) / num_tasks));
+    const auto first_token = static_cast<int>(num_tokens * task / num_tasks);
+    kernels.write_kv(kv, norms, batch, first_token, static_cast<int>(num_tokens * (task + 1) / num_tasks));
   });
 }
 

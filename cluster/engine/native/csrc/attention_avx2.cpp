@@ -15,6 +15,8 @@ namespace avx2 {
 
 #include "simd_avx2.h"
 
+constexpr int kScoreRows = kMaxRows;
+
 #include "attention_kernels.inl"
 
 }  // namespace avx2

@@ -18,6 +18,8 @@ namespace avx512 {
 
 #include "simd_avx512.h"
 
+constexpr int kScoreRows = kMaxRows;
+
 #include "attention_kernels.inl"
 
 }  // namespace avx512

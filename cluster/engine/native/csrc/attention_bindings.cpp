@@ -15,15 +15,19 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-KvView make_view(uintptr_t base, int64_t block_stride, int64_t head_stride, int64_t kv_stride, int num_kv_heads, int head_dim, int block_size, bool is_int8) {
-  return {pointer<uint8_t>(base), block_stride, head_stride, kv_stride, num_kv_heads, head_dim, block_size, is_int8 ? KvType::kInt8 : KvType::kBf16};
+KvView make_view(uintptr_t base, int64_t block_stride, int64_t head_stride, int64_t kv_stride, int num_kv_heads, int head_dim,
+                 int block_size, bool is_int8) {
+  const KvType type = is_int8 ? KvType::kInt8 : KvType::kBf16;
+  return {pointer<uint8_t>(base), block_stride, head_stride, kv_stride, num_kv_heads, head_dim, block_size, type};
 }
 
 void bound_write_kv(const KvView& kv, uintptr_t query_norm, uintptr_t key_norm, float eps, uintptr_t qkv, int64_t qkv_stride,
-                    int num_tokens, int num_heads, uintptr_t cos, uintptr_t sin, uintptr_t positions, uintptr_t slots, uintptr_t queries, int64_t query_stride) {
+                    int num_tokens, int num_heads, uintptr_t cos, uintptr_t sin, uintptr_t positions, uintptr_t slots,
+                    uintptr_t queries, int64_t query_stride) {
   const HeadNorms norms{pointer<const float>(query_norm), pointer<const float>(key_norm), eps};
-  const KvWriteBatch batch{pointer<const float>(qkv), qkv_stride, num_tokens, num_heads, pointer<const float>(cos), pointer<const float>(sin),
-                           pointer<const int64_t>(positions), pointer<const int64_t>(slots), pointer<float>(queries), query_stride};
+  const KvWriteBatch batch{pointer<const float>(qkv), qkv_stride, num_tokens, num_heads, pointer<const float>(cos),
+                           pointer<const float>(sin), pointer<const int64_t>(positions), pointer<const int64_t>(slots),
+                           pointer<float>(queries), query_stride};
   write_kv(kv, norms, batch);
 }
 

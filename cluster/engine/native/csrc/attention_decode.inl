@@ -6,8 +6,6 @@ struct DecodeUnit {
   int first_head, end_head;
 };
 
-static int first_visible(int position, int window) { return position + 1 > window ? position + 1 - window : 0; }
-
 template <class Kv>
 class DecodeTask {
  public:

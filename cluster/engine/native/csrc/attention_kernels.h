@@ -25,6 +25,7 @@ struct AttentionKernels {
 extern const AttentionKernels kPortableAttention;
 extern const AttentionKernels kAvx2Attention;
 extern const AttentionKernels kAvx512Attention;
+extern const AttentionKernels kAmxAttention;
 
 const AttentionKernels& attention_kernels();  // those of current_isa()
 

@@ -8,14 +8,15 @@
 #include "attention_prefill.inl"
 #include "kv_write.inl"
 
-static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit, int end_unit) {
+static void decode(const KvView& kv, const AttentionShape& shape, const DecodeBatch& batch, int heads_per_unit, int first_unit,
+                   int end_unit) {
   if (kv.type == KvType::kBf16) return DecodeTask<Bf16>(kv, shape, batch, heads_per_unit).run(first_unit, end_unit);
   DecodeTask<Int8>(kv, shape, batch, heads_per_unit).run(first_unit, end_unit);
 }
 
 static void prefill(const KvView& kv, const AttentionShape& shape, const PrefillChunk& chunk, int head, int first_token, int num_tokens) {
-  if (kv.type == KvType::kBf16) return PrefillTask<Bf16>(kv, shape, chunk).run(head, first_token, num_tokens);
-  PrefillTask<Int8>(kv, shape, chunk).run(head, first_token, num_tokens);
+  if (kv.type == KvType::kBf16) return PrefillTask<Bf16, VectorProducts>(kv, shape, chunk).run(head, first_token, num_tokens);
+  PrefillTask<Int8, VectorProducts>(kv, shape, chunk).run(head, first_token, num_tokens);
 }
 
 static void write_tokens(const KvView& kv, const HeadNorms& norms, const KvWriteBatch& batch, int first_token, int end_token) {

@@ -1,25 +1,47 @@
 // What differs between bf16 and int8 KV: how a query is prepared, a word is multiplied, a score and an output are made of the sums.
 // Include inside a namespace of the ISA.
 
+// A cache line more than a tile, or rows would compete for few sets of the L1 cache.
+constexpr int kScoreStride = kTileTokens + 16;
+constexpr int kWeightStride = kTileTokens + 32;
 constexpr float kHidden = -1e30f;  // a score whose weight is exactly 0
+constexpr float kNegligible = 1e-30f;  // what is below counts as 0: its reciprocal might overflow
 constexpr float kMaxLevel = 32767.0f;  // of a weight in 16 bits: 256 of them times 127 fit 32 bits
 
 static int least(int a, int b) { return a < b ? a : b; }
+
+// The keys and values of one KV head that some rows see within one tile.
+struct Tile {
+  int from, to;  // tokens, relative to the tile's first
+  int block_size;
+  int head_dim;
+  const uint8_t* keys[kTileTokens / kMinBlockSize];  // a block's K and V of this head, for the blocks that hold from … to - 1
+  const uint8_t* values[kTileTokens / kMinBlockSize];
+};
+
+// Rows that share loads, `count` of them from state row `first` on.
+struct RowGroup {
+  int first;
+  int count;
+};
+
+// The first position that a query sees.
+static int first_visible(int position, int window) { return position + 1 > window ? position + 1 - window : 0; }
 
 // All that a thread needs; outputs, maxima, sums and queries are indexed by state row, the others by row of a register tile.
 struct alignas(64) Workspace {
   float outputs[kMaxStateRows * kMaxHeadDim];
   int32_t queries[kMaxStateRows * kMaxHeadDim / 2];
-  float scores[kMaxRows][kTileTokens];
-  uint16_t weights[kMaxRows][kTileTokens];
+  float scores[kScoreRows][kScoreStride];
+  uint16_t weights[kScoreRows][kWeightStride];
   float key_scales[kTileTokens];  // int8 only, as is the next
   float value_scales[kTileTokens];
   float maxima[kMaxStateRows];
   float sums[kMaxStateRows];
   float query_scales[kMaxStateRows];     // of the dot products, the softmax scale included
   int32_t query_offsets[kMaxStateRows];  // int8: what K's zero point adds to a dot product, negated
-  float rescales[kMaxRows];       // of the outputs so far
-  float weight_scales[kMaxRows];  // int8 only
+  float rescales[kScoreRows];       // of the outputs so far
+  float weight_scales[kScoreRows];  // int8 only
 };
 
 static Workspace& workspace() {
@@ -49,7 +71,9 @@ struct Bf16 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_words(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t mask) { return mask_words(values, mask); }
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float* output, Floats rescale) { return mul(load(output), rescale); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_bf16(sum, values, weights); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
+    return dot_bf16(sum, values, weights);
+  }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float*, Floats, float) { return sum; }
 };
 
@@ -64,7 +88,7 @@ struct Int8 {
     Floats largest = set1(0.0f);
     for (int dim = 0; dim < head_dim; dim += kLanes) largest = max(largest, abs(load(query + dim)));
     const float magnitude = reduce_max(largest);
-    const Floats inverse = set1(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+    const Floats inverse = set1(magnitude > kNegligible ? 127.0f / magnitude : 0.0f);
     for (int dim = 0; dim < head_dim; dim += kLanes) store_int8(levels + dim, mul(load(query + dim), inverse));
     int32_t sum = 0;
     for (int dim = 0; dim < head_dim; ++dim) sum += levels[dim];
@@ -82,7 +106,9 @@ struct Int8 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_widened(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t) { return values; }  // any integer times 0 is 0
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float*, Floats) { return set1(0); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) { return dot_int16(sum, values, weights); }
+  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
+    return dot_int16(sum, values, weights);
+  }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float* output, Floats rescale, float weight_scale) {
     return fma(to_floats(sum), set1(weight_scale), mul(load(output), rescale));
   }

@@ -11,6 +11,8 @@ namespace portable {
 
 #include "simd_portable.h"
 
+constexpr int kScoreRows = kMaxRows;
+
 #include "attention_kernels.inl"
 
 }  // namespace portable

@@ -1,7 +1,7 @@
 // Prefill: many query tokens of one sequence; what bounds it is the speed of the products. Include inside a namespace of the ISA.
 
-// Some query tokens and one KV head: rows in the order [token][query head of the group].
-template <class Kv>
+// Some query tokens and one KV head: rows in the order [token][query head of the group]. `Products` multiplies.
+template <class Kv, class Products>
 class PrefillTask {
  public:
   PrefillTask(const KvView& kv, const AttentionShape& shape, const PrefillChunk& chunk)
@@ -32,25 +32,27 @@ class PrefillTask {
   void attend(int tile_index) {
     const int start = tile_index * kTileTokens;
     Tile tile;
-    open_tile<Kv>(kv_, chunk_.block_table, head_, start, clamped(visible_from(0) - start), clamped(position(num_rows_ - 1) + 1 - start), tile, w_);
-    for (int row = 0; row < num_rows_; row += kMaxRows) {
-      const RowGroup rows{row, least(kMaxRows, num_rows_ - row)};
+    const int from = clamped(visible_from(0) - start);
+    const int to = clamped(position(num_rows_ - 1) + 1 - start);
+    open_tile<Kv>(kv_, chunk_.block_table, head_, start, from, to, tile, w_);
+    Products::template open<Kv>(tile, w_);
+    for (int row = 0; row < num_rows_; row += Products::kRows) {
+      const RowGroup rows{row, least(Products::kRows, num_rows_ - row)};
       attend_rows(tile, start, rows);
     }
   }
 
-  // The rows of one register tile; the keys that none of them sees are left out.
+  // The keys that none of them sees are left out.
   void attend_rows(Tile& tile, int start, const RowGroup& rows) {
     tile.from = clamped(visible_from(rows.first) - start);
     tile.to = clamped(position(rows.first + rows.count - 1) + 1 - start);
     if (tile.from >= tile.to) return;
-    NoPrefetch prefetch;
-    score_keys<Kv>(tile, rows, w_, prefetch);
+    Products::template score<Kv>(tile, rows, w_);
     for (int r = 0; r < rows.count; ++r) {
       const int row = rows.first + r;
       softmax_row<Kv>(tile, visible_from(row) - start, position(row) + 1 - start, r, row, w_);
     }
-    accumulate_values<Kv>(tile, rows, w_, prefetch);
+    Products::template accumulate<Kv>(tile, rows, w_);
   }
 
   static int clamped(int token) { return token < 0 ? 0 : token < kTileTokens ? token : kTileTokens; }

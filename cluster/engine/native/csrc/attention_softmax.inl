@@ -20,7 +20,7 @@ static Floats make_weights(Bf16, const Tile& tile, Workspace& w, int r, Floats m
 }
 
 // The weights of int8 values are multiplied by the values' scales, then quantized to 16 bits with one scale a tile.
-static Floats make_weights(Int8, const Tile& tile, Workspace& w, int r, Floats maximum) {
+[[maybe_unused]] static Floats make_weights(Int8, const Tile& tile, Workspace& w, int r, Floats maximum) {
   Floats sum = set1(0.0f);
   Floats largest = set1(0.0f);
   const int start = tile.from / kLanes * kLanes;
@@ -33,7 +33,7 @@ static Floats make_weights(Int8, const Tile& tile, Workspace& w, int r, Floats m
   }
   const float top = reduce_max(largest);
   w.weight_scales[r] = top * (1.0f / kMaxLevel);
-  const Floats inverse = set1(top > 0 ? kMaxLevel / top : 0.0f);
+  const Floats inverse = set1(top > kNegligible ? kMaxLevel / top : 0.0f);
   for (int token = start; token < tile.to; token += kLanes) store_int16(w.weights[r] + token, mul(load(w.scores[r] + token), inverse));
   return sum;
 }

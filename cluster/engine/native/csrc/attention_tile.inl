@@ -1,21 +1,6 @@
 // The two products of a tile, each for a register tile of rows: queries by keys, and softmax weights by values.
 // Include inside a namespace of the ISA.
 
-// The keys and values of one KV head that some rows see within one tile.
-struct Tile {
-  int from, to;  // tokens, relative to the tile's first
-  int block_size;
-  int head_dim;
-  const uint8_t* keys[kTileTokens / kMinBlockSize];  // a block's K and V of this head, for the blocks that hold from … to - 1
-  const uint8_t* values[kTileTokens / kMinBlockSize];
-};
-
-// Rows that share loads, `count` of them from state row `first` on.
-struct RowGroup {
-  int first;
-  int count;
-};
-
 // Calls function(std::integral_constant<int, count>) for 1 <= count <= MAX.
 template <int MAX, class Function>
 [[gnu::always_inline]] inline void with_constant(int count, Function function) {
@@ -142,3 +127,23 @@ void accumulate_values(const Tile& tile, const RowGroup& rows, Workspace& w, Pre
     });
   }
 }
+
+// The products as `PrefillTask` takes them.
+struct VectorProducts {
+  static constexpr int kRows = kMaxRows;
+
+  template <class Kv>
+  static void open(const Tile&, Workspace&) {}
+
+  template <class Kv>
+  static void score(const Tile& tile, const RowGroup& rows, Workspace& w) {
+    NoPrefetch prefetch;
+    score_keys<Kv>(tile, rows, w, prefetch);
+  }
+
+  template <class Kv>
+  static void accumulate(const Tile& tile, const RowGroup& rows, Workspace& w) {
+    NoPrefetch prefetch;
+    accumulate_values<Kv>(tile, rows, w, prefetch);
+  }
+};

@@ -78,6 +78,7 @@ BATON_INLINE int32_t sum(Ints values) {
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 BATON_INLINE Floats to_floats(Ints values) { return {_mm256_cvtepi32_ps(values.low), _mm256_cvtepi32_ps(values.high)}; }
+BATON_INLINE Floats as_floats(Ints bits) { return {_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)}; }
 BATON_INLINE Ints round_to_ints(Floats values) { return {_mm256_cvtps_epi32(values.low), _mm256_cvtps_epi32(values.high)}; }
 BATON_INLINE Floats power_of_two(Ints exponents) {
   const Ints biased = add(exponents, broadcast_int(127));

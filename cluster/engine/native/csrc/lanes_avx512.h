@@ -42,6 +42,7 @@ BATON_INLINE Ints magnitude_bits(Floats values) { return _mm512_and_si512(_mm512
 BATON_INLINE int32_t greatest(Ints values) { return _mm512_reduce_max_epi32(values); }
 BATON_INLINE int32_t sum(Ints values) { return _mm512_reduce_add_epi32(values); }
 BATON_INLINE Floats to_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
+BATON_INLINE Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 BATON_INLINE Ints round_to_ints(Floats values) { return _mm512_cvtps_epi32(values); }
 BATON_INLINE Floats power_of_two(Ints exponents) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(exponents, _mm512_set1_epi32(127)), 23));

@@ -129,6 +129,9 @@ inline int32_t sum(Ints values) {
 inline Floats to_floats(Ints values) {
   return each_float([&](int i) { return static_cast<float>(values.lane[i]); });
 }
+inline Floats as_floats(Ints bits) {
+  return each_float([&](int i) { return bit_cast<float>(bits.lane[i]); });
+}
 // As the vector instructions: the least integer for what no integer can hold.
 inline Ints round_to_ints(Floats values) {
   return each_int([&](int i) {

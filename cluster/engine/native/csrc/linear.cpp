@@ -12,7 +12,6 @@ namespace baton {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kTileRows = 16;      // the tallest tile of any instruction set
 constexpr int64_t kTasksPerThread = 4;  // so that a thread that started late does not hold up the others
 constexpr int64_t kRowsPerTask = 8;
 
@@ -47,7 +46,7 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-thread_local Scratch row_scratch;
+thread_local Scratch task_scratch;
 thread_local Scratch activation_scratch;
 
 // An odd number of cache lines: rows then fall into different sets of a cache.
@@ -57,11 +56,12 @@ int64_t row_bytes(ActivationKind kind, int64_t num_columns) {
 }
 
 int64_t levels_bytes(ActivationKind kind, int64_t num_rows, int64_t num_columns) {
-  return rounded_up(num_rows, kTileRows) * row_bytes(kind, num_columns);
+  return rounded_up(num_rows, kSideRows) * row_bytes(kind, num_columns);
 }
 
 int64_t num_scales(ActivationKind kind, int64_t num_rows, int64_t num_columns) {
-  return kind == ActivationKind::kGroupInt8 ? num_rows * (num_columns / kGroupSize) : num_rows;
+  const int64_t padded = rounded_up(num_rows, kSideRows);
+  return kind == ActivationKind::kGroupInt8 ? padded * (num_columns / kGroupSize) : padded;
 }
 
 }  // namespace
@@ -75,14 +75,14 @@ Activations activations_over(void* memory, ActivationKind kind, int64_t num_rows
   uint8_t* levels = static_cast<uint8_t*>(memory);
   float* scales = reinterpret_cast<float*>(levels + levels_bytes(kind, num_rows, num_columns));
   const int64_t count = num_scales(kind, num_rows, num_columns);
-  int32_t* offsets = reinterpret_cast<int32_t*>(scales + 2 * count);
-  return {kind, num_rows, num_columns, row_bytes(kind, num_columns), levels, scales, scales + count, offsets};
+  int32_t* origins = reinterpret_cast<int32_t*>(scales + 2 * count);
+  return {kind, num_rows, num_columns, row_bytes(kind, num_columns), levels, scales, scales + count, origins};
 }
 
 void quantize(const Source& source, const Activations& activations) {
   const int64_t num_tasks = (activations.num_rows + kRowsPerTask - 1) / kRowsPerTask;
   Pool::instance().parallel(num_tasks, [&](int64_t task) {
-    float* scratch = static_cast<float*>(row_scratch.at_least(4 * activations.num_columns));
+    float* scratch = static_cast<float*>(task_scratch.at_least(4 * activations.num_columns));
     const int64_t first = task * kRowsPerTask;
     kernels().quantize_rows(source, activations, first, std::min(first + kRowsPerTask, activations.num_rows), scratch);
   });
@@ -110,12 +110,14 @@ int64_t panel_bytes(WeightFormat format, int64_t num_inputs) {
 }
 
 void matmul(const Weight& weight, const Activations& activations, const Output& output) {
+  if (activations.num_rows == 0) return;
   const int64_t num_panels = (weight.num_outputs + kPanelColumns - 1) / kPanelColumns;
   Pool& pool = Pool::instance();
   const int64_t num_threads = pool.num_threads();
   const int64_t num_tasks = num_threads == 1 ? 1 : std::min(num_panels, num_threads * kTasksPerThread);
   pool.parallel(num_tasks, [&](int64_t task) {
-    kernels().multiply_panels(weight, activations, output, task * num_panels / num_tasks, (task + 1) * num_panels / num_tasks);
+    uint8_t* scratch = static_cast<uint8_t*>(task_scratch.at_least(kScratchBytes * weight.num_inputs));
+    kernels().multiply_panels(weight, activations, output, task * num_panels / num_tasks, (task + 1) * num_panels / num_tasks, scratch);
   });
 }
 

@@ -13,6 +13,8 @@ namespace avx2 {
 namespace {
 #include "quantize.inl"
 
+#include "tiles.inl"
+
 #include "matmul.inl"
 }  // namespace
 }  // namespace avx2

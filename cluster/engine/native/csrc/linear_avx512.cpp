@@ -13,6 +13,8 @@ namespace avx512 {
 namespace {
 #include "quantize.inl"
 
+#include "tiles.inl"
+
 #include "matmul.inl"
 }  // namespace
 }  // namespace avx512

@@ -12,6 +12,8 @@ namespace portable {
 namespace {
 #include "quantize.inl"
 
+#include "tiles.inl"
+
 #include "matmul.inl"
 }  // namespace
 }  // namespace portable

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("supported_isas", &baton::supported_names);
   module.def("set_isa", &baton::set_isa);
   module.def("num_threads", [] { return Pool::instance().num_threads(); });
-  module.def("set_num_threads", [](int num_threads) { Pool::instance().set_num_threads(num_threads); });
+  module.def("set_num_threads", [](int num_threads) {
+    if (num_threads < 1) throw std::invalid_argument("num_threads: must be at least 1");
+    Pool::instance().set_num_threads(num_threads);
+  });
   baton::bind_linear(module);
   baton::bind_attention(module);
   baton::bind_decoder(module);

@@ -71,6 +71,10 @@ BATON_INLINE void quantize_token(const float* values, const Activations& to, int
   to.scales[row] = scale.scale;
 }
 
+BATON_INLINE int64_t group_index(int64_t row, int64_t group, int64_t num_groups) {
+  return (row / kSideRows * num_groups + group) * kSideRows + row % kSideRows;
+}
+
 BATON_INLINE void quantize_groups(const float* values, const Activations& to, int64_t row) {
   const int64_t num_groups = to.num_columns / kGroupSize;
   uint8_t* levels = to.levels + row * to.row_stride;
@@ -83,10 +87,10 @@ BATON_INLINE void quantize_groups(const float* values, const Activations& to, in
     store_bytes(levels + group * kGroupSize, first_levels);
     store_bytes(levels + group * kGroupSize + 16, second_levels);
     const int32_t level_sum = sum(add(first_levels, second_levels));
-    const int64_t at = row * num_groups + group;
+    const int64_t at = group_index(row, group, num_groups);
     to.scales[at] = scale.scale;
     to.scaled_sums[at] = scale.scale * static_cast<float>(level_sum);
-    to.offsets[at] = static_cast<int32_t>(static_cast<uint32_t>(level_sum) * static_cast<uint32_t>(-128));
+    to.origins[at] = static_cast<int32_t>(kSumOrigin - 128u * static_cast<uint32_t>(level_sum));
   }
 }
 

@@ -21,7 +21,9 @@ using Ints = __m256i;
 [[gnu::always_inline]] static inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 [[gnu::always_inline]] static inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 [[gnu::always_inline]] static inline float first(Floats x) { return _mm256_cvtss_f32(x); }
-[[gnu::always_inline]] static inline Floats load_fp16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+[[gnu::always_inline]] static inline Floats load_fp16(const void* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
 
 [[gnu::always_inline]] static inline float reduce_max(Floats x) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -67,11 +69,15 @@ using Ints = __m256i;
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
-[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 [[gnu::always_inline]] static inline Ints mask_words(Ints x, int32_t mask) { return _mm256_and_si256(x, set1(mask)); }
 
 [[gnu::always_inline]] static inline Floats low_bf16(Ints x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-[[gnu::always_inline]] static inline Floats high_bf16(Ints x) { return _mm256_castsi256_ps(mask_words(x, static_cast<int32_t>(0xffff0000))); }
+[[gnu::always_inline]] static inline Floats high_bf16(Ints x) {
+  return _mm256_castsi256_ps(mask_words(x, static_cast<int32_t>(0xffff0000)));
+}
 [[gnu::always_inline]] static inline Floats dot_bf16(Floats sum, Ints a, Ints b) {
   return fma(high_bf16(a), high_bf16(b), fma(low_bf16(a), low_bf16(b), sum));
 }

@@ -23,7 +23,9 @@ using Ints = __m512i;
 [[gnu::always_inline]] static inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
 [[gnu::always_inline]] static inline float reduce_add(Floats x) { return _mm512_reduce_add_ps(x); }
 [[gnu::always_inline]] static inline float first(Floats x) { return _mm512_cvtss_f32(x); }
-[[gnu::always_inline]] static inline Floats load_fp16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+[[gnu::always_inline]] static inline Floats load_fp16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
 
 // Keeps the lanes from … to - 1, replaces the others whatever they hold.
 [[gnu::always_inline]] static inline Floats keep_lanes(Floats x, int from, int to, float other) {
@@ -34,10 +36,11 @@ using Ints = __m512i;
 
 #include "simd_exp2.inl"
 
-// 2^x for x <= 0, below 2e-7 of relative error; 0 for very small x.
+// 2^x for x <= 0, within 2e-7; 0 below 2^-126: making subnormal numbers takes this instruction 25 times longer.
 [[gnu::always_inline]] static inline Floats exp2(Floats x) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(x, set1(-126.0f), _CMP_GE_OQ);
   const Floats whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return _mm512_scalef_ps(exp2_fraction(sub(x, whole)), whole);
+  return _mm512_maskz_scalef_ps(is_normal, exp2_fraction(sub(x, whole)), whole);
 }
 
 [[gnu::always_inline]] static inline void store_bf16(uint16_t* p, Floats x) {
@@ -51,12 +54,16 @@ using Ints = __m512i;
 }
 
 // 2 * kLanes signed bytes as 16-bit numbers.
-[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+[[gnu::always_inline]] static inline Ints load_widened(const uint8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 [[gnu::always_inline]] static inline Ints mask_words(Ints x, int32_t mask) { return _mm512_and_si512(x, set1(mask)); }
 
 // In each lane: sum + the products of the lane's 2 bfloat16, 4 bytes, or 2 16-bit numbers.
 [[gnu::always_inline]] static inline Floats dot_bf16(Floats sum, Ints a, Ints b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
-[[gnu::always_inline]] static inline Ints dot_bytes(Ints sum, Ints unsigned_bytes, Ints signed_bytes) { return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes); }
+[[gnu::always_inline]] static inline Ints dot_bytes(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
+  return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
+}
 [[gnu::always_inline]] static inline Ints dot_int16(Ints sum, Ints a, Ints b) { return _mm512_dpwssd_epi32(sum, a, b); }

@@ -37,7 +37,9 @@ template <class Function>
 [[gnu::always_inline]] static inline Floats sub(Floats a, Floats b) { return each_float([&](int i) { return a.lane[i] - b.lane[i]; }); }
 [[gnu::always_inline]] static inline Floats mul(Floats a, Floats b) { return each_float([&](int i) { return a.lane[i] * b.lane[i]; }); }
 [[gnu::always_inline]] static inline Floats div(Floats a, Floats b) { return each_float([&](int i) { return a.lane[i] / b.lane[i]; }); }
-[[gnu::always_inline]] static inline Floats max(Floats a, Floats b) { return each_float([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; }); }
+[[gnu::always_inline]] static inline Floats max(Floats a, Floats b) {
+  return each_float([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
 [[gnu::always_inline]] static inline Floats abs(Floats a) { return each_float([&](int i) { return std::fabs(a.lane[i]); }); }
 [[gnu::always_inline]] static inline Floats fma(Floats a, Floats b, Floats c) { return add(mul(a, b), c); }
 [[gnu::always_inline]] static inline Floats to_floats(Ints x) { return each_float([&](int i) { return static_cast<float>(x.lane[i]); }); }
@@ -97,7 +99,9 @@ template <class Function>
 }
 [[gnu::always_inline]] static inline Ints mask_words(Ints x, int32_t mask) { return each_int([&](int i) { return x.lane[i] & mask; }); }
 
-[[gnu::always_inline]] static inline float bf16_at(int32_t word, int half) { return bf16_to_float(static_cast<uint16_t>(static_cast<uint32_t>(word) >> 16 * half)); }
+[[gnu::always_inline]] static inline float bf16_at(int32_t word, int half) {
+  return bf16_to_float(static_cast<uint16_t>(static_cast<uint32_t>(word) >> 16 * half));
+}
 [[gnu::always_inline]] static inline Floats dot_bf16(Floats sum, Ints a, Ints b) {
   return each_float([&](int i) {
     const float low = bf16_at(a.lane[i], 0) * bf16_at(b.lane[i], 0);
