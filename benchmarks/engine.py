@@ -12,7 +12,6 @@ and Python are in the step's time; "rest" is what of it was spent outside decode
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -187,7 +186,7 @@ def _row(case: str, item: dict[str, Any]) -> list[str]:
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _profile(file: Path, benches: Sequence[EngineBench], cases: Sequence[Case]) -> None:

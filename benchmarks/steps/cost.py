@@ -8,6 +8,7 @@ operations   of the linears, and of attention: scores and weighted values of eve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,20 +58,19 @@ class CostModel:
         self._layer_token_bytes = layout.layer_stride / layout.block_size
         self._decoder = decoder
         self._head = head
+        self._windows = Counter(config.sliding_windows)  # window → how many layers have it
 
     def step(self, batch: ForwardBatch) -> StepCost:
         """What the step that computes `batch` has to do."""
         num_samples = batch.sample_rows.shape[0]
         weight_bytes = self._decoder.num_bytes + (self._head.num_bytes if num_samples else 0)
         products = self._decoder.num_weights * batch.num_tokens + self._head.num_weights * num_samples
-        windows = self._config.sliding_windows
+        num_read = sum(number * _num_read(batch.spans, window) for window, number in self._windows.items())
+        num_seen = sum(number * _num_seen(batch.spans, window) for window, number in self._windows.items())
         return StepCost(
-            read_bytes=weight_bytes + round(self._layer_token_bytes * sum(_num_read(batch.spans, window) for window in windows)),
+            read_bytes=weight_bytes + round(self._layer_token_bytes * num_read),
             linear_operations=2 * products,
-            attention_operations=4
-            * self._config.num_heads
-            * self._config.head_dim
-            * sum(_num_seen(batch.spans, window) for window in windows),
+            attention_operations=4 * self._config.num_heads * self._config.head_dim * num_seen,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -63,9 +64,9 @@ def _read_gb_per_s(native: ModuleType) -> float:
 
 def _peak_gop_per_s(peak: Any, num_threads: int) -> float:
     num_rounds = 1000
-    while (duration_s := _time_s(lambda: peak.run(num_rounds))) < _RUN_S:
+    while (duration_s := _time_s(partial(peak.run, num_rounds))) < _RUN_S:
         num_rounds *= 4
-    fastest_s = min(duration_s, *(_time_s(lambda: peak.run(num_rounds)) for _ in range(_NUM_RUNS)))
+    fastest_s = min(duration_s, *(_time_s(partial(peak.run, num_rounds)) for _ in range(_NUM_RUNS)))
     return float(num_threads * num_rounds * peak.num_operations / fastest_s / 1e9)
 
 

@@ -44,6 +44,10 @@ class MeasuredKernels(KernelSet[Any]):
     def name(self) -> str:
         return self._kernels.name
 
+    @property
+    def shares_generated(self) -> bool:
+        return self._kernels.shares_generated
+
     def make_linear(self, scheme: str, weight: FusedWeight, bias: Tensor | None) -> Any:
         linear = self._kernels.make_linear(scheme, weight, bias)
         self.decoder_weights.add(_held_bytes(linear, scheme, weight), weight.out_features * weight.in_features)
