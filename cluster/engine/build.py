@@ -14,6 +14,7 @@ from cluster.engine.engine import Engine
 from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel, build_model
+from cluster.engine.native.memory import huge_page_empty
 from cluster.engine.runner import ModelRunner
 from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence_factory import EngineIdentity
@@ -32,7 +33,7 @@ def allocate_private(num_bytes: int) -> torch.Tensor:
     """
     if num_bytes > available_bytes():
         raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-    return torch.empty(num_bytes, dtype=torch.uint8).zero_()  # `zeros` takes pages that are only there once they are written
+    return huge_page_empty(num_bytes).zero_()  # written, since untouched pages are only there once they are
 
 
 def build_engine(

@@ -41,7 +41,8 @@ def _map(num_bytes: int) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without huge pages: slower, not wrong
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    with torch.inference_mode(False):  # else whoever comes outside of it could not write to the rest of a chunk
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % _PAGE_BYTES :][:num_bytes]
 
 
