@@ -78,7 +78,7 @@ class GgufWeights:
     def blocks(self, name: str) -> GgufBlocks | None:
         """See `Weights.blocks`."""
         tensor = self._tensors.get(gguf_name(name))
-        if tensor is None or tensor.data.dtype != np.uint8 or tensor.data.ndim != 2:
+        if tensor is None or gguf.GGML_QUANT_SIZES[tensor.tensor_type][0] == 1 or tensor.data.ndim != 2:  # one value a block: floats
             return None
         data = torch.from_numpy(np.array(tensor.data))
         return GgufBlocks(tensor.tensor_type.name, self._unpaired(name, data) if self._has_paired_heads else data)

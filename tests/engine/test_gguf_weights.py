@@ -15,7 +15,7 @@ import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cluster.engine.gguf_weights import gguf_name
-from cluster.engine.weights import SafetensorsWeights, open_weights
+from cluster.engine.weights import FusedWeight, SafetensorsWeights, open_weights
 from cluster.errors import ConfigError
 from cluster.model_config import ModelConfig
 from tests.engine.model_drive import ModelDrive, engine_config
@@ -80,6 +80,39 @@ def test_bits_are_those_that_transformers_loads(tmp_path: Path, family: str, arc
     assert set(names) <= set(loaded)
     for name in names:
         assert torch.equal(weights.get(name), loaded[name].float()), name
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_fused_blocks_are_the_files_own(tmp_path: Path, kind: str) -> None:
+    """Expanded, they are what the floats are; heads lie in the same order."""
+    write_gguf(tmp_path, "llama", "llama", kind)
+    config = ModelConfig.load(tmp_path)
+    weights = open_weights(tmp_path, config)
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    names = {f"model.layers.1.self_attn.{name}_proj.weight": size for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))}
+    fused = FusedWeight(weights, names, config.hidden_size)
+    blocks = fused.blocks()
+    assert blocks is not None and blocks.kind == kind
+    expanded = gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[kind])
+    assert torch.equal(torch.from_numpy(expanded), fused.floats())
+
+
+def test_floats_have_no_blocks(tmp_path: Path) -> None:
+    write_gguf(tmp_path, "llama", "llama", "BF16")
+    config = ModelConfig.load(tmp_path)
+    name = {"model.layers.0.mlp.down_proj.weight": config.hidden_size}
+    for weights in (open_weights(tmp_path, config), open_weights(tiny_model("llama"), config)):
+        assert FusedWeight(weights, name, config.intermediate_size).blocks() is None
+
+
+def test_int4_computes_with_the_files_own_4_bits(tmp_path: Path) -> None:
+    """Weights on the file's grid lose nothing more: only the activations are rounded."""
+    write_gguf(tmp_path, "llama", "llama", "Q4_1")
+    exact, served = (ModelDrive(tmp_path, engine_config(scheme, block_size=16)) for scheme in ("float32", "int4"))
+    prompt = list(range(40, 120))
+    logits = [drive.logits([drive.sequence(prompt)], [len(prompt)]) for drive in (exact, served)]
+    assert logits[0] is not None and logits[1] is not None
+    assert (logits[0].log_softmax(-1) - logits[1].log_softmax(-1)).square().mean().sqrt() < 0.1
 
 
 def test_a_model_from_gguf_generates_the_same(tmp_path: Path) -> None:
