@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine                                   the decode pool of deploy/local.yaml
     python -m benchmarks.engine --scheme int4 --kv-dtype int8     other weights and KV
-    python -m benchmarks.engine --compare torch                   every case on torch's kernels too, in turns
+    python -m benchmarks.engine --scheme int8 --compare torch     every case on torch's kernels too, in turns
     python -m benchmarks.engine --batch 1 --context 128 --prompt --profile steps.txt
 
 A decode sample is one `Engine.step` of the batch; a prefill sample is all steps of one prompt up to its first token. Scheduling, sampling
@@ -100,6 +100,9 @@ def _run(options: argparse.Namespace) -> None:
     if options.compare:
         benches.append(_load(config.model_copy(update={"kernels": options.compare}), folder, cases, options))
     results = [result for case in cases for result in measure(benches, case, _num_samples(case, options), config.scheme)]
+    if limits and (later := measure_limits(config.threads)):
+        limits = limits.best(later)
+        progress(f"limits, the better of before and after: {limits}")
     _publish(model, config, limits, options, results)
     if options.profile:
         _profile(options.profile, benches, cases)

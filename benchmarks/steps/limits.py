@@ -29,6 +29,11 @@ class MachineLimits:
     read_gb_per_s: float  # one stream a thread over huge pages
     peak_gop_per_s: dict[str, float]  # of arithmetic on registers, by type and instruction: int8_dot, bf16_tile, …
 
+    def best(self, other: MachineLimits) -> MachineLimits:
+        """The higher of each: what else the machine does only ever lowers them."""
+        peaks = {name: max(peak, other.peak_gop_per_s[name]) for name, peak in self.peak_gop_per_s.items()}
+        return MachineLimits(max(self.read_gb_per_s, other.read_gb_per_s), peaks)
+
     def peak_for(self, scheme: str) -> float | None:
         """Of the fastest instruction for the type that a scheme multiplies in; None where only scalars do."""
         kind = _TYPE_OF_SCHEME[scheme]

@@ -126,6 +126,11 @@ def test_peak_is_that_of_the_fastest_instruction_for_a_scheme() -> None:
     assert MachineLimits(10.0, {}).peak_for("int8") is None
 
 
+def test_the_better_of_two_limits_counts() -> None:
+    later = MachineLimits(11.0, {"int8_dot": 90.0, "float32_fma": 30.0, "int8_tile": 400.0})
+    assert LIMITS.best(later) == MachineLimits(11.0, {"int8_dot": 100.0, "float32_fma": 30.0, "int8_tile": 400.0})
+
+
 def test_limits_of_this_machine() -> None:
     limits = measure_limits(1)
     if limits is None:
