@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.engine import Engine
+from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel, build_model
+from cluster.engine.native.memory import huge_page_empty
 from cluster.engine.runner import ModelRunner
 from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence_factory import EngineIdentity
@@ -30,11 +33,16 @@ def allocate_private(num_bytes: int) -> torch.Tensor:
     """
     if num_bytes > available_bytes():
         raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-    return torch.empty(num_bytes, dtype=torch.uint8).zero_()  # `zeros` takes pages that are only there once they are written
+    return huge_page_empty(num_bytes).zero_()  # written, since untouched pages are only there once they are
 
 
 def build_engine(
-    config: EngineConfig, model_folder: Path, *, max_model_len: int | None = None, allocate: Allocate = allocate_private
+    config: EngineConfig,
+    model_folder: Path,
+    *,
+    max_model_len: int | None = None,
+    allocate: Allocate = allocate_private,
+    kernels: KernelSet[Any] | None = None,
 ) -> Engine:
     """Loads the weights, then takes the KV pool from what memory is left. Seconds for small models, minutes for large ones.
 
@@ -43,11 +51,12 @@ def build_engine(
         model_folder: `config.json`, weights.
         max_model_len: prompt and output tokens of a sequence; None is the model's own limit.
         allocate: memory for the KV pool, zeroed uint8 `[num_bytes]`; it may be memory that other processes map.
+        kernels: instead of those that the config names.
 
     Raises:
         ConfigError: something of the folder or the config cannot be served; names it.
     """
-    built = build_model(config, model_folder, max_model_len)
+    built = build_model(config, model_folder, max_model_len, kernels)
     kv_cache = _kv_cache(config, built, allocate)
     limits = SchedulerLimits(
         block_size=config.block_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,13 +61,12 @@ class ForwardBatch:
             if item.samples:
                 sample_rows.append(len(token_ids) - 1)
         positions = [position for span in spans for position in range(span.position, span.end)]
-        return ForwardBatch(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64),
-            positions=torch.tensor(positions, dtype=torch.int64),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64),
-            sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
-            spans=tuple(spans),
-        )
+        return ForwardBatch(_integers(token_ids), _integers(positions), _integers(slots), _integers(sample_rows), tuple(spans))
+
+
+def _integers(values: list[int]) -> Tensor:
+    """numpy reads a list several times faster than `torch.tensor`."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def _span(item: ScheduledSequence, first_row: int, block_size: int) -> BatchSpan:

@@ -42,6 +42,7 @@ class Model:
         """
         hidden = self._embedding.index_select(0, batch.token_ids).float()
         self._decoder(hidden, batch, cache)
-        if batch.sample_rows.shape[0] == 0:
+        num_samples = batch.sample_rows.shape[0]
+        if num_samples == 0:
             return None
-        return self._head(hidden.index_select(0, batch.sample_rows))
+        return self._head(hidden if num_samples == batch.num_tokens else hidden.index_select(0, batch.sample_rows))

@@ -47,13 +47,14 @@ class BuiltModel:
         return self.kernels.make_cache(self.layout, storage)
 
 
-def build_model(config: EngineConfig, folder: Path, max_model_len: int | None = None) -> BuiltModel:
+def build_model(config: EngineConfig, folder: Path, max_model_len: int | None = None, kernels: KernelSet[Any] | None = None) -> BuiltModel:
     """Loads and prepares the weights: seconds for small models, minutes for large ones.
 
     Args:
         config: scheme, KV dtype, kernels, threads and block size are used.
         folder: `config.json` and the weights.
         max_model_len: tokens of a sequence; None is the model's own limit.
+        kernels: instead of those that the config names.
 
     Raises:
         ConfigError: something of the folder or the config cannot be served; names it.
@@ -65,21 +66,22 @@ def build_model(config: EngineConfig, folder: Path, max_model_len: int | None = 
         raise ConfigError(
             f"max_model_len: {context} is beyond the model's own {model_config.max_position_embeddings}", param="max_model_len"
         )
-    kernels = choose_kernels(config, model_config)
+    kernels = kernels or choose_kernels(config, model_config)
     with torch.inference_mode():
         model = _Builder(model_config, open_weights(folder, model_config), config.scheme, kernels).build(context)
     _LOG.info("loaded %s as %s on %s in %.1f s", folder.name, config.scheme, kernels.name, time.monotonic() - started_s)
     return BuiltModel(
         model=model,
         kernels=kernels,
-        layout=_kv_layout(config, model_config, kernels.packing),
+        layout=kv_layout(config, model_config, kernels.packing),
         checkpoint=checkpoint_fingerprint(folder),
         domain=f"{config.scheme}/{config.kv_dtype}/{kernels.name}",
         max_model_len=context,
     )
 
 
-def _kv_layout(config: EngineConfig, model_config: ModelConfig, packing: str) -> KVLayout:
+def kv_layout(config: EngineConfig, model_config: ModelConfig, packing: str) -> KVLayout:
+    """Of the blocks that a pool of `config` has for this model."""
     return KVLayout(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,

@@ -137,8 +137,11 @@ class Scheduler:
 
     def _return_first(self, step: Step) -> None:
         """The first in order of all, if it was preempted, comes back at the expense of the others."""
-        first = min([*self._roster.running, *self._roster.preempted], key=in_order, default=None)
-        if first is None or first.status is SequenceStatus.RUNNING:
+        preempted = self._roster.preempted
+        if not preempted:
+            return
+        first = min([*self._roster.running, *preempted], key=in_order)
+        if first.status is SequenceStatus.RUNNING:
             return
         while num_away := self._blocks.num_away(first.key):
             self._make_room(first, num_away, step)  # in turns with moving in, when both places are full

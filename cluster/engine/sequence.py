@@ -45,6 +45,7 @@ class Sequence:
             prefix: the keys of its full blocks; None shares nothing.
         """
         self.request = request
+        self.key = request.key
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = request.num_prompt_tokens
         self.num_computed_tokens = 0
@@ -56,11 +57,6 @@ class Sequence:
         self.max_num_blocks = max_num_blocks
         self.prefix = prefix
         self.order: tuple[OrderKey, str] = (request.order_key, request.key)
-
-    @property
-    def key(self) -> str:
-        """`Request.key`."""
-        return self.request.key
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -35,6 +35,7 @@ def test_a_private_pool_is_there_from_the_start() -> None:
     pool = allocate_private(64 * 2**20)
     assert resident_bytes() - before_bytes > 60 * 2**20
     assert not pool.any()
+    assert pool.data_ptr() % (2 << 20) == 0, "decode reads the pool end to end: it belongs on huge pages"
 
 
 def resident_bytes() -> int:

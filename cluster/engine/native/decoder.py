@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.native.activations import check_rows, check_vector
 from cluster.engine.native.attention import kv_view
+from cluster.engine.native.decode_tables import DecodeTables
 from cluster.engine.native.kv_cache import NativeKVCache
 from cluster.engine.native.linear import NativeLinear
 from cluster.engine.rope import RotaryTable
@@ -30,17 +32,19 @@ class NativeDecoder:
         self._rotary = rotary
         self._cache: KVCache | None = None
         self._decoder: Any = None
+        self._decode_tables = DecodeTables()
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache) -> None:
         if cache is not self._cache:
             self._bind(cache)
         check_rows("hidden", hidden, batch.num_tokens, self._config.hidden_size)
         num_decodes = batch.num_output_tokens
-        decode_tables, context_lens = _decode_tables(batch.spans[:num_decodes])
+        decodes = self._decode_tables
+        decodes.fill(batch.spans[:num_decodes])
         prompts, tables = self._prompts(batch.spans[num_decodes:])
         self._decoder.run(
             hidden.data_ptr(), batch.num_tokens, batch.positions.data_ptr(), batch.slot_mapping.data_ptr(),
-            num_decodes, decode_tables.data_ptr(), decode_tables.shape[1], context_lens.data_ptr(), prompts, tables.data_ptr(),
+            num_decodes, decodes.tables_address, decodes.num_columns, decodes.context_lens_address, prompts, tables.ctypes.data,
         )  # fmt: skip
 
     def _bind(self, cache: KVCache) -> None:
@@ -77,13 +81,13 @@ class NativeDecoder:
             parts.down.weight,
         )
 
-    def _prompts(self, spans: Sequence[BatchSpan]) -> tuple[list[Any], Tensor]:
+    def _prompts(self, spans: Sequence[BatchSpan]) -> tuple[list[Any], np.ndarray]:
         prompts: list[Any] = []
         block_ids: list[int] = []
         for span in spans:
             prompts.append(self._native.PromptSpan(span.first_row, span.num_tokens, span.position, len(block_ids)))
             block_ids += span.block_ids
-        return prompts, torch.tensor(block_ids, dtype=torch.int32)
+        return prompts, np.array(block_ids, dtype=np.int32)
 
 
 class NativeHead:
@@ -104,10 +108,3 @@ class NativeHead:
         output = self._native.Output(logits.data_ptr(), self._lm_head.out_features, False)
         self._native.linear(self._lm_head.weight, source, num_rows, output)
         return logits
-
-
-def _decode_tables(spans: Sequence[BatchSpan]) -> tuple[Tensor, Tensor]:
-    """int32 `[num_seqs, most blocks]`, filled up with zeros that nobody reads, and `[num_seqs]`."""
-    width = max((len(span.block_ids) for span in spans), default=0)
-    tables = torch.tensor([[*span.block_ids, *[0] * (width - len(span.block_ids))] for span in spans], dtype=torch.int32)
-    return tables.view(len(spans), width), torch.tensor([span.end for span in spans], dtype=torch.int32)

@@ -102,3 +102,9 @@ def test_memory_is_aligned_zeroed_and_apart() -> None:
     assert huge_page_empty(0).numel() == 0
     with pytest.raises(ValueError, match="negative"):
         huge_page_empty(-1)
+
+
+def test_memory_taken_in_inference_mode_can_be_written_outside_of_it() -> None:
+    with torch.inference_mode():
+        large = huge_page_empty(40 << 20)
+    assert not large.zero_().any()

@@ -10,5 +10,6 @@ namespace py = pybind11;
 void bind_linear(py::module_& module);
 void bind_attention(py::module_& module);
 void bind_decoder(py::module_& module);
+void bind_probe(py::module_& module);
 
 }  // namespace baton

@@ -33,4 +33,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   baton::bind_linear(module);
   baton::bind_attention(module);
   baton::bind_decoder(module);
+  baton::bind_probe(module);
 }
