@@ -10,6 +10,7 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.engine import Engine
+from cluster.engine.huge_pages import huge_page_zeros
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel, build_model
 from cluster.engine.runner import ModelRunner
@@ -30,7 +31,10 @@ def allocate_private(num_bytes: int) -> torch.Tensor:
     """
     if num_bytes > available_bytes():
         raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-    return torch.empty(num_bytes, dtype=torch.uint8).zero_()  # `zeros` takes pages that are only there once they are written
+    try:
+        return huge_page_zeros(num_bytes).zero_()  # pages are only there once they are written
+    except OSError as error:
+        raise ConfigError(f"cannot allocate {num_bytes} bytes: {error.strerror}", param="kv_cache_bytes") from error
 
 
 def build_engine(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cluster.engine.native import packing
-from cluster.engine.native.activations import Activations
-from cluster.engine.native.linear import Bf16Linear, NativeLinear, W4A8Linear, W8A8Linear
+from cluster.engine.native.linear import Bf16Linear, W4A8Linear, W8A8Linear
 from cluster.engine.quantization import quantize_channels
+from tests.engine.native.activations import Activations, multiply
 from tests.engine.native.formats import FORMATS, KINDS, Made, make, random
 
 EPSILON = 2.0**-23
@@ -72,7 +72,7 @@ def test_groups_are_exact_up_to_float_sums(isa: str, name: str, shape: tuple[int
     activations = Activations("GROUP_INT8", rows, columns).fill(random(rows, columns, seed=seed + 2))
     seen = activations.levels().double() * activations.scales().double().repeat_interleave(32, dim=1)
     y = torch.empty(rows, out)
-    made.linear.multiply(activations, y)
+    multiply(made.linear, activations, y)
     magnitude = seen.abs() @ (made.weight.abs() + torch.unflatten(made.weight.abs(), 1, (-1, 32)).amax(2).repeat_interleave(32, dim=1)).T
     assert ((y - seen @ made.weight.T).abs() <= 4 * (columns // 32 + 2) * EPSILON * magnitude + 1e-30).all()
 
@@ -93,10 +93,10 @@ def test_output_rows_may_lie_apart_and_add_up(isa: str, name: str) -> None:
     activations = Activations(KINDS[name], 21, 96).fill(x)
     wide = random(21, 64, seed=2)
     before = wide.clone()
-    linear.multiply(activations, wide[:, 8:53], accumulate=True)
+    multiply(linear, activations, wide[:, 8:53], accumulate=True)
     assert torch.equal(wide[:, 8:53], before[:, 8:53] + linear(x))
     assert torch.equal(wide[:, :8], before[:, :8]) and torch.equal(wide[:, 53:], before[:, 53:])
-    linear.multiply(activations, wide[:, 8:53])
+    multiply(linear, activations, wide[:, 8:53])
     assert torch.equal(wide[:, 8:53], linear(x))
 
 
@@ -136,19 +136,6 @@ def test_what_does_not_fit_is_named() -> None:
     panels = packing.pack_bf16(random(33, 64).bfloat16())
     with pytest.raises(ValueError, match="64 bytes"):
         Bf16Linear(torch.cat([panels.new_zeros(128), panels])[_offset(panels) :][: panels.numel()], 33, 64, None)
-
-
-def test_activations_that_do_not_fit_are_named() -> None:
-    linear: NativeLinear = make("W8A8", random(33, 64)).linear
-    with pytest.raises(ValueError, match="BF16 does not go with W8A8"):
-        linear.multiply(Activations("BF16", 2, 64).fill(random(2, 64)), torch.empty(2, 33))
-    with pytest.raises(ValueError, match="96 columns"):
-        linear.multiply(Activations("TOKEN_INT8", 2, 96).fill(random(2, 96)), torch.empty(2, 33))
-    with pytest.raises(ValueError, match="out: "):
-        linear.multiply(Activations("TOKEN_INT8", 2, 64).fill(random(2, 64)), torch.empty(3, 33))
-    for shape in ((0, 64), (2, 0), (2, 48)):
-        with pytest.raises(ValueError, match="num_"):
-            Activations("BF16", *shape)
 
 
 def _offset(panels: Tensor) -> int:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.engine.huge_pages import huge_page_zeros
 from cluster.engine.native import gguf_blocks, packing
 from cluster.engine.native.linear import W4A8Linear, W8G32Linear
-from cluster.engine.native.memory import huge_page_empty
 from tests.engine.native.formats import random, spread, unfold_nibbles
 
 OUT, IN = 45, 96
@@ -94,11 +94,11 @@ def test_blocks_that_are_none_are_refused() -> None:
 
 
 def test_memory_is_aligned_zeroed_and_apart() -> None:
-    parts = [huge_page_empty(size) for size in (1, 65, 4096, 40 << 20, 1000)]
+    parts = [huge_page_zeros(size) for size in (1, 65, 4096, 40 << 20, 1000)]
     for value, part in enumerate(parts, start=1):
         assert part.data_ptr() % 64 == 0 and not part[:4096].any()
         part.fill_(value)
     assert all((part == value).all() for value, part in enumerate(parts, start=1))
-    assert huge_page_empty(0).numel() == 0
+    assert huge_page_zeros(0).numel() == 0
     with pytest.raises(ValueError, match="negative"):
-        huge_page_empty(-1)
+        huge_page_zeros(-1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.engine.native import memory
-from cluster.engine.native.memory import huge_page_empty
+from cluster.engine import huge_pages
+from cluster.engine.huge_pages import huge_page_zeros
 
 
 def test_tensors_are_aligned_zeroed_and_apart() -> None:
-    first, second = huge_page_empty(100), huge_page_empty(70)
+    first, second = huge_page_zeros(100), huge_page_zeros(70)
     assert first.data_ptr() % 64 == second.data_ptr() % 64 == 0
     first.fill_(7)
     assert not second.any()
@@ -18,12 +18,12 @@ def test_tensors_are_aligned_zeroed_and_apart() -> None:
 
 def test_memory_taken_in_inference_mode_can_be_written_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model is built in that mode; the rest of its mapping serves others."""
-    monkeypatch.setattr(memory, "_ARENA", memory._Arena())
+    monkeypatch.setattr(huge_pages, "_ARENA", huge_pages._Arena())
     with torch.inference_mode():
-        huge_page_empty(64).fill_(1)
-    huge_page_empty(64).fill_(2)
+        huge_page_zeros(64).fill_(1)
+    huge_page_zeros(64).fill_(2)
 
 
 def test_negative_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="num_bytes"):
-        huge_page_empty(-1)
+        huge_page_zeros(-1)
