@@ -1,4 +1,4 @@
-"""Linears over the native kernels: `Linear`s that take float32 rows, and the parts they are made of.
+"""Linears of the native kernels: weights packed in one of these formats, for rows of float32.
 
     format   weights                                              activations
     W8A8     int8, one float32 scale an output channel            int8, one scale a row
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from cluster.engine.native import gguf_blocks, packing
 from cluster.engine.native.build import native_module
-from cluster.engine.native.checks import check_rows, check_vector
+from cluster.engine.native.checks import check_vector
 from cluster.engine.native.limits import GROUP_SIZE, PANEL_CHANNELS
 from cluster.engine.quantization import quantize_channels
 
 
 class NativeLinear:
-    """A packed weight and its bias; `__call__` is `Linear`'s."""
+    """A packed weight and its bias, which the decoder and the head multiply with."""
 
     format: str
 
@@ -59,19 +59,6 @@ class NativeLinear:
     def num_bytes(self) -> int:
         """Of the packed weight: what one row of activations has to read."""
         return self._panels.numel()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`.
-
-        Raises:
-            ValueError: `x` is not float32 `[rows, in_features]`.
-        """
-        num_rows = len(x)
-        check_rows("x", x, num_rows, self.in_features)
-        source = self._native.Source(self._native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0)
-        out = torch.empty(num_rows, self.out_features)
-        self._native.linear(self.weight, source, num_rows, self._native.Output(out.data_ptr(), self.out_features, False))
-        return out
 
 
 class W8A8Linear(NativeLinear):

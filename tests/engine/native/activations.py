@@ -85,3 +85,13 @@ def multiply(linear: NativeLinear, activations: Activations, out: Tensor, *, acc
     assert activations.num_columns == linear.in_features
     check_rows("out", out, activations.num_rows, linear.out_features)
     native.matmul(linear.weight, activations.view, native.Output(out.data_ptr(), out.stride(0), accumulate))
+
+
+def apply(linear: NativeLinear, x: Tensor) -> Tensor:
+    """Both halves in one call, as the decoder makes it: float32 `[rows, in_features]` → float32 `[rows, out_features]`."""
+    native = native_module()
+    check_rows("x", x, len(x), linear.in_features)
+    source = native.Source(native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0)
+    out = torch.empty(len(x), linear.out_features)
+    native.linear(linear.weight, source, len(x), native.Output(out.data_ptr(), linear.out_features, False))
+    return out

@@ -11,6 +11,7 @@ from torch import Tensor
 from cluster.engine.huge_pages import huge_page_zeros
 from cluster.engine.native import gguf_blocks, packing
 from cluster.engine.native.linear import W4A8Linear, W8G32Linear
+from tests.engine.native.activations import apply
 from tests.engine.native.formats import random, spread, unfold_nibbles
 
 OUT, IN = 45, 96
@@ -73,7 +74,7 @@ def test_w8a8_panels() -> None:
 def test_blocks_multiply_as_their_values(kind: str) -> None:
     blocks, values = raw_blocks(kind)
     linear = W8G32Linear.from_gguf(blocks) if kind == "Q8_0" else W4A8Linear.from_gguf(blocks, kind)
-    columns = linear(127 * torch.eye(IN)) / 127  # each row has one level, 127, and a scale of 1
+    columns = apply(linear, 127 * torch.eye(IN)) / 127  # each row has one level, 127, and a scale of 1
     assert torch.allclose(columns.T, values, rtol=1e-6, atol=1e-6)
 
 
