@@ -9,8 +9,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
+from cluster.engine.huge_pages import huge_page_zeros
 from cluster.engine.native.build import load_kernels
-from cluster.engine.native.memory import huge_page_empty
 from cluster.errors import ConfigError
 from cluster.host_memory import available_bytes
 
@@ -63,7 +63,7 @@ def measure_limits(num_threads: int) -> MachineLimits | None:
 
 
 def _read_gb_per_s(native: ModuleType) -> float:
-    stream = huge_page_empty(_STREAM_BYTES).zero_()
+    stream = huge_page_zeros(_STREAM_BYTES).zero_()
     return _STREAM_BYTES / min(_time_s(lambda: native.read_stream(stream.data_ptr(), _STREAM_BYTES)) for _ in range(_NUM_READS)) / 1e9
 
 

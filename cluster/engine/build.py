@@ -11,10 +11,10 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.engine import Engine
+from cluster.engine.huge_pages import huge_page_zeros
 from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel, build_model
-from cluster.engine.native.memory import huge_page_empty
 from cluster.engine.runner import ModelRunner
 from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence_factory import EngineIdentity
@@ -33,7 +33,10 @@ def allocate_private(num_bytes: int) -> torch.Tensor:
     """
     if num_bytes > available_bytes():
         raise ConfigError(f"cannot allocate {num_bytes} bytes, {available_bytes()} are available", param="kv_cache_bytes")
-    return huge_page_empty(num_bytes).zero_()  # written, since untouched pages are only there once they are
+    try:
+        return huge_page_zeros(num_bytes).zero_()  # pages are only there once they are written
+    except OSError as error:
+        raise ConfigError(f"cannot allocate {num_bytes} bytes: {error.strerror}", param="kv_cache_bytes") from error
 
 
 def build_engine(

@@ -38,6 +38,25 @@ def test_a_private_pool_is_there_from_the_start() -> None:
     assert pool.data_ptr() % (2 << 20) == 0, "decode reads the pool end to end: it belongs on huge pages"
 
 
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages")
+def test_a_private_pool_asks_for_huge_pages() -> None:
+    pool = allocate_private(64 * 2**20)
+    assert "hg" in mapping_flags(pool.data_ptr())
+
+
+def mapping_flags(address: int) -> list[str]:
+    """What the system knows of the mapping around an address: see proc(5), `VmFlags`."""
+    is_around = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if not head.endswith(":"):
+            start, end = (int(bound, 16) for bound in head.split("-"))
+            is_around = start <= address < end
+        elif is_around and head == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError("no mapping is around the address")
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

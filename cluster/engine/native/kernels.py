@@ -12,6 +12,7 @@ from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.model import Decoder, Head
+from cluster.engine.native import limits
 from cluster.engine.native.decoder import NativeDecoder, NativeHead
 from cluster.engine.native.kv_cache import NativeKVCache
 from cluster.engine.native.kv_packing import PACKING
@@ -23,11 +24,6 @@ from cluster.kv_ticket import KVLayout
 from cluster.model_config import ModelConfig
 
 _Make = Callable[[FusedWeight, Tensor | None], NativeLinear]
-_GROUP_SIZE: Final = 32
-_HEAD_DIM_STEP: Final = 16
-_MAX_HEAD_DIM: Final = 256
-_MAX_GROUP_HEADS: Final = 16  # query heads that share a KV head
-_BLOCK_SIZES: Final = (16, 32, 64, 128)
 
 
 class NativeKernels(KernelSet[NativeLinear]):
@@ -58,7 +54,7 @@ class NativeKernels(KernelSet[NativeLinear]):
         return NativeDecoder(self._native, list(layers), config, rotary)
 
     def make_head(self, norm: Tensor, lm_head: NativeLinear, config: ModelConfig) -> Head:
-        return NativeHead(self._native, norm, lm_head, config.rms_norm_eps)
+        return NativeHead(self._native, norm, lm_head, config)
 
     def make_cache(self, layout: KVLayout, storage: Tensor) -> KVCache:
         return NativeKVCache(layout, storage)
@@ -72,14 +68,14 @@ def why_unfit(config: ModelConfig, block_size: int) -> str | None:
         "num_heads * head_dim": config.num_heads * config.head_dim,
     }
     for name, size in sizes.items():
-        if size % _GROUP_SIZE:
-            return f"{name} is {size}, no multiple of {_GROUP_SIZE}"
-    if config.head_dim % _HEAD_DIM_STEP or config.head_dim > _MAX_HEAD_DIM:
-        return f"head_dim is {config.head_dim}, no multiple of {_HEAD_DIM_STEP} up to {_MAX_HEAD_DIM}"
-    if config.num_heads > _MAX_GROUP_HEADS * config.num_kv_heads:
-        return f"{config.num_heads} heads share {config.num_kv_heads} KV heads, more than {_MAX_GROUP_HEADS} each"
-    if block_size not in _BLOCK_SIZES:
-        return f"block_size is {block_size}, none of {', '.join(map(str, _BLOCK_SIZES))}"
+        if size % limits.GROUP_SIZE:
+            return f"{name} is {size}, no multiple of {limits.GROUP_SIZE}"
+    if (reason := limits.why_unfit_head_dim(config.head_dim)) is not None:
+        return f"head_dim: {reason}"
+    if config.num_heads > limits.MAX_HEADS_PER_KV_HEAD * config.num_kv_heads:
+        return f"{config.num_heads} heads share {config.num_kv_heads} KV heads, more than {limits.MAX_HEADS_PER_KV_HEAD} each"
+    if (reason := limits.why_unfit_block_size(block_size)) is not None:
+        return f"block_size: {reason}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Linears over the native kernels: `Linear`s that take float32 rows, and the parts they are made of.
+"""Linears of the native kernels: weights packed in one of these formats, for rows of float32.
 
     format   weights                                              activations
     W8A8     int8, one float32 scale an output channel            int8, one scale a row
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native import gguf_blocks, packing
-from cluster.engine.native.activations import Activations, check_rows, check_vector, plain_source
 from cluster.engine.native.build import native_module
-from cluster.engine.native.packing import GROUP_SIZE
+from cluster.engine.native.checks import check_vector
+from cluster.engine.native.limits import GROUP_SIZE, PANEL_CHANNELS
 from cluster.engine.quantization import quantize_channels
 
 
 class NativeLinear:
-    """A packed weight and its bias; `__call__` is `Linear`'s."""
+    """A packed weight and its bias, which the decoder and the head multiply with."""
 
     format: str
 
@@ -38,11 +38,11 @@ class NativeLinear:
             ValueError: a shape, a dtype, or a size that does not fit; names it.
         """
         self._native = native_module()
-        self._format = getattr(self._native.WeightFormat, self.format)
+        weight_format = getattr(self._native.WeightFormat, self.format)
         if in_features <= 0 or in_features % GROUP_SIZE:
             raise ValueError(f"in_features: {in_features} is not a positive multiple of {GROUP_SIZE}")
-        num_panels = -(-out_features // packing.PANEL_CHANNELS)
-        expected = num_panels * self._native.panel_bytes(self._format, in_features)
+        num_panels = -(-out_features // PANEL_CHANNELS)
+        expected = num_panels * self._native.panel_bytes(weight_format, in_features)
         if out_features <= 0 or panels.dtype != torch.uint8 or panels.numel() != expected or not panels.is_contiguous():
             raise ValueError(f"panels: {panels.dtype} {list(panels.shape)} are not the {expected} bytes of [{out_features}, {in_features}]")
         if panels.data_ptr() % 64:
@@ -52,38 +52,13 @@ class NativeLinear:
         self._panels, self._bias = panels, bias  # the kernels only have their addresses
         self.out_features, self.in_features = out_features, in_features
         self.weight = self._native.Weight(
-            self._format, out_features, in_features, panels.data_ptr(), 0 if bias is None else bias.data_ptr()
+            weight_format, out_features, in_features, panels.data_ptr(), 0 if bias is None else bias.data_ptr()
         )
 
     @property
     def num_bytes(self) -> int:
         """Of the packed weight: what one row of activations has to read."""
         return self._panels.numel()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`.
-
-        Raises:
-            ValueError: `x` is not float32 `[rows, in_features]`.
-        """
-        num_rows = len(x)
-        source = plain_source(self._native, x, num_rows, self.in_features)
-        out = torch.empty(num_rows, self.out_features)
-        self._native.linear(self.weight, source, num_rows, self._native.Output(out.data_ptr(), self.out_features, False))
-        return out
-
-    def multiply(self, activations: Activations, out: Tensor, *, accumulate: bool = False) -> None:
-        """The product with what is quantized already, into float32 `[rows, out_features]` with rows at any distance.
-
-        Raises:
-            ValueError: activations of another kind or shape, or an `out` that does not fit.
-        """
-        if activations.kind != self._native.activation_kind(self._format):
-            raise ValueError(f"activations: {activations.kind.name} does not go with {self.format}")
-        if activations.num_columns != self.in_features:
-            raise ValueError(f"activations: {activations.num_columns} columns, in_features is {self.in_features}")
-        check_rows("out", out, activations.num_rows, self.out_features)
-        self._native.matmul(self.weight, activations.view, self._native.Output(out.data_ptr(), out.stride(0), accumulate))
 
 
 class W8A8Linear(NativeLinear):

@@ -10,10 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cluster.engine.native.memory import huge_page_empty
+from cluster.engine.huge_pages import huge_page_zeros
+from cluster.engine.native.limits import GROUP_SIZE, PANEL_CHANNELS
 
-GROUP_SIZE: Final = 32
-PANEL_CHANNELS: Final = 32
 _K_MULTIPLE: Final = 64  # of W8A8, whose kernels take 64 values along k at a time
 
 
@@ -84,7 +83,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     num_panels = parts[0].shape[0]
     num_groups = parts[-1].shape[1] if len(parts) > 1 else 1
     widths = [part.numel() // (num_panels * num_groups) for part in parts]
-    packed = huge_page_empty(num_panels * num_groups * sum(widths)).view(num_panels, num_groups, sum(widths))
+    packed = huge_page_zeros(num_panels * num_groups * sum(widths)).view(num_panels, num_groups, sum(widths))
     for part, to in zip(parts, torch.split(packed, widths, dim=2), strict=True):
         # Reshaped without a copy: the large part is only a transposed view of what came in.
         shape = (num_panels, num_groups, part.shape[1] // num_groups, *part.shape[2:])

@@ -8,9 +8,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import NativeAttention
-from cluster.engine.native.kv_packing import PACKING, pack, unpack, zero_tail
+from cluster.engine.native.kv_packing import PACKING, zero_tail
 from cluster.kv_ticket import KVLayout
+from tests.engine.native.attention import NativeAttention
+from tests.engine.native.kv_blocks import pack, unpack
 
 
 def make_layout(kv_dtype: str, *, num_kv_heads: int = 2, head_dim: int = 32, block_size: int = 16, num_layers: int = 2) -> KVLayout:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cluster.engine.native.activations import Activations, Kind
+from tests.engine.native.activations import Activations, Kind
 from tests.engine.native.formats import random
 
 KINDS: tuple[Kind, ...] = ("TOKEN_INT8", "GROUP_INT8", "BF16")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cluster.engine.native.attention import NativeAttention
+from tests.engine.native.attention import NativeAttention
 from tests.engine.native.paged_kv import PagedKV, make_layout, random
 
 # Values are up to 5 in size. Weights are rounded to bfloat16, 2^-8 at most but for the largest, which is 1; or to 16 bits; on AMX, weights

@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.attention import NativeAttention
-from cluster.engine.native.kv_packing import pack
+from tests.engine.native.attention import NativeAttention
+from tests.engine.native.kv_blocks import pack
 from tests.engine.native.paged_kv import PagedKV, make_layout, random
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

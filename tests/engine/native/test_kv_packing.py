@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.engine.native.kv_packing import pack, quantize_tokens, unpack, zero_tail
+from cluster.engine.native.kv_packing import zero_tail
 from cluster.kv_ticket import KVLayout
+from tests.engine.native.kv_blocks import pack, quantize_tokens, unpack
 from tests.engine.native.paged_kv import make_layout, random
 
 

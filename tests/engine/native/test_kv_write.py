@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cluster.engine.native.attention import NativeAttention
-from cluster.engine.native.kv_packing import pack, unpack
 from cluster.engine.operations import make_operations
 from cluster.engine.rope import RotaryTable
 from cluster.kv_ticket import KVLayout
 from cluster.model_config import RopeConfig
+from tests.engine.native.attention import NativeAttention
+from tests.engine.native.kv_blocks import pack, unpack
 from tests.engine.native.paged_kv import make_layout, random
 
 REFERENCE = make_operations("reference")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.native.activations import apply
 from tests.engine.native.formats import FORMATS, make, random
 
 MAX_ROWS = 70
@@ -25,30 +26,30 @@ def cancelling(rows: int, columns: int, *, is_weight: bool) -> Tensor:
 def test_any_number_of_rows(isa: str, name: str, in_features: int, out_features: int) -> None:
     linear = make(name, cancelling(out_features, in_features, is_weight=True)).linear
     x = cancelling(MAX_ROWS, in_features, is_weight=False)
-    whole = linear(x)
+    whole = apply(linear, x)
     for number in range(1, MAX_ROWS + 1):
         for first in {0, (MAX_ROWS - number) // 2, MAX_ROWS - number}:
-            assert torch.equal(linear(x[first : first + number]), whole[first : first + number]), f"{number} rows from {first}"
+            assert torch.equal(apply(linear, x[first : first + number]), whole[first : first + number]), f"{number} rows from {first}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_row_alone(isa: str, name: str) -> None:
     linear = make(name, cancelling(97, 576, is_weight=True), random(97)).linear
     x = cancelling(130, 576, is_weight=False)
-    assert torch.equal(torch.cat([linear(row[None]) for row in x]), linear(x))
+    assert torch.equal(torch.cat([apply(linear, row[None]) for row in x]), apply(linear, x))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_number_of_threads(native: ModuleType, isa: str, name: str) -> None:
     linear = make(name, cancelling(1000, 576, is_weight=True)).linear
     x = cancelling(MAX_ROWS, 576, is_weight=False)
-    alone = [linear(x[:number]) for number in (1, 9, MAX_ROWS)]
+    alone = [apply(linear, x[:number]) for number in (1, 9, MAX_ROWS)]
     try:
         for num_threads in (2, 3, 2):
             native.set_num_threads(num_threads)
             assert native.num_threads() == num_threads
             for _ in range(20):
-                assert all(torch.equal(linear(x[: len(y)]), y) for y in alone)
+                assert all(torch.equal(apply(linear, x[: len(y)]), y) for y in alone)
     finally:
         native.set_num_threads(1)
 
@@ -57,7 +58,7 @@ def test_rows_at_any_distance(isa: str) -> None:
     for name in FORMATS:
         linear = make(name, random(40, 64)).linear
         wide = random(19, 200, seed=3)
-        assert torch.equal(linear(wide[:, 5:69]), linear(wide[:, 5:69].contiguous()))
+        assert torch.equal(apply(linear, wide[:, 5:69]), apply(linear, wide[:, 5:69].contiguous()))
 
 
 def test_settings_that_cannot_be_are_refused(native: ModuleType) -> None:

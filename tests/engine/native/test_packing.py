@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cluster.engine.native import gguf_blocks, packing
 from cluster.engine.native.linear import W4A8Linear, W8G32Linear
-from cluster.engine.native.memory import huge_page_empty
+from tests.engine.native.activations import apply
 from tests.engine.native.formats import random, spread, unfold_nibbles
 
 OUT, IN = 45, 96
@@ -73,7 +73,7 @@ def test_w8a8_panels() -> None:
 def test_blocks_multiply_as_their_values(kind: str) -> None:
     blocks, values = raw_blocks(kind)
     linear = W8G32Linear.from_gguf(blocks) if kind == "Q8_0" else W4A8Linear.from_gguf(blocks, kind)
-    columns = linear(127 * torch.eye(IN)) / 127  # each row has one level, 127, and a scale of 1
+    columns = apply(linear, 127 * torch.eye(IN)) / 127  # each row has one level, 127, and a scale of 1
     assert torch.allclose(columns.T, values, rtol=1e-6, atol=1e-6)
 
 
@@ -91,20 +91,3 @@ def test_blocks_that_are_none_are_refused() -> None:
         gguf_blocks.split_q4(torch.zeros(2, 20, dtype=torch.uint8), "Q4_0")
     with pytest.raises(ValueError, match="too large"):
         gguf_blocks.split_q4(torch.tensor([[255, 123] + 16 * [0]], dtype=torch.uint8), "Q4_0")
-
-
-def test_memory_is_aligned_zeroed_and_apart() -> None:
-    parts = [huge_page_empty(size) for size in (1, 65, 4096, 40 << 20, 1000)]
-    for value, part in enumerate(parts, start=1):
-        assert part.data_ptr() % 64 == 0 and not part[:4096].any()
-        part.fill_(value)
-    assert all((part == value).all() for value, part in enumerate(parts, start=1))
-    assert huge_page_empty(0).numel() == 0
-    with pytest.raises(ValueError, match="negative"):
-        huge_page_empty(-1)
-
-
-def test_memory_taken_in_inference_mode_can_be_written_outside_of_it() -> None:
-    with torch.inference_mode():
-        large = huge_page_empty(40 << 20)
-    assert not large.zero_().any()

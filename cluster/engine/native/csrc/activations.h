@@ -11,7 +11,7 @@ enum class ActivationKind : int32_t {
   kBf16,
 };
 
-constexpr int64_t kGroupSize = 32;
+constexpr int64_t kGroupSize = 32;  // limits.py says the same
 
 // Sums of products of a group start from these bits of the float 3 × 2^22: with an integer added they are that float plus the integer.
 constexpr int32_t kSumOrigin = 0x4b400000;

@@ -1,4 +1,5 @@
-// Python's view of kv_write.h and attention.h. Tensors come as addresses; cluster/engine/native/attention.py has checked them.
+// Python's view of kv_write.h and attention.h. The engine takes `KvView` and the limits; the kernels are here to be tested alone, and
+// tests/engine/native/attention.py checks what they get.
 
 #include <pybind11/pybind11.h>
 
@@ -52,6 +53,11 @@ void bind_attention(pybind11::module_& module) {
   using without_gil = py::call_guard<py::gil_scoped_release>;
   py::class_<KvView>(module, "KvView").def(py::init(&make_view));
   module.attr("MAX_WINDOW") = INT_MAX;
+  module.attr("HEAD_DIM_STEP") = kHeadDimStep;
+  module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+  module.attr("MIN_BLOCK_SIZE") = kMinBlockSize;
+  module.attr("MAX_BLOCK_SIZE") = kMaxBlockSize;
+  module.attr("MAX_HEADS_PER_KV_HEAD") = kMaxGroupSize;
   module.def("write_kv", &bound_write_kv, without_gil());
   module.def("decode_attention", &bound_decode, without_gil());
   module.def("prefill_attention", &bound_prefill, without_gil());

@@ -1,4 +1,4 @@
-// Python's view of decoder.h. Tensors come as addresses; cluster/engine/native/decoder.py has checked them.
+// Python's view of decoder.h. Tensors come as addresses; cluster/engine/native/decoder.py checks them once a step.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

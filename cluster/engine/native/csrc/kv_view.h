@@ -16,6 +16,8 @@ namespace baton {
 
 enum class KvType { kBf16, kInt8 };
 
+// limits.py says the same.
+constexpr int kHeadDimStep = 16;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMinBlockSize = 16;
 constexpr int kMaxBlockSize = 128;
@@ -28,7 +30,7 @@ struct KvView {
   int64_t head_stride;
   int64_t kv_stride;  // from K to V
   int num_kv_heads;
-  int head_dim;    // a multiple of 16, at most kMaxHeadDim
+  int head_dim;    // a multiple of kHeadDimStep, at most kMaxHeadDim
   int block_size;  // a power of two from kMinBlockSize to kMaxBlockSize
   KvType type;
 

@@ -33,10 +33,12 @@ class Scratch {
   ~Scratch() { std::free(memory_); }
   void* at_least(int64_t num_bytes) {
     if (num_bytes > size_) {
+      const int64_t size = rounded_up(num_bytes, kLineBytes);
+      void* memory = std::aligned_alloc(kLineBytes, static_cast<size_t>(size));
+      if (!memory) throw std::bad_alloc();
       std::free(memory_);
-      size_ = rounded_up(num_bytes, kLineBytes);
-      memory_ = std::aligned_alloc(kLineBytes, static_cast<size_t>(size_));
-      if (!memory_) throw std::bad_alloc();
+      memory_ = memory;
+      size_ = size;
     }
     return memory_;
   }

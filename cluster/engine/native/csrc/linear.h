@@ -14,7 +14,7 @@ enum class WeightFormat : int32_t {
   kBf16,   // bfloat16; activations rounded to bfloat16
 };
 
-// Columns of the output in one panel of packed weights: two vectors of 16.
+// Columns of the output in one panel of packed weights: two vectors of 16. limits.py says the same.
 constexpr int64_t kPanelColumns = 32;
 
 // Panels follow each other, each one stream of memory, the last filled up with zeros. A vector of 64 bytes holds 4 bytes along k for

@@ -1,3 +1,6 @@
+// Python's view of linear.h. The engine makes weights, and its head calls `linear`; the other kernels are here to be tested alone.
+// Tensors come as addresses, and their callers check them.
+
 #include "bindings.h"
 #include "linear.h"
 
@@ -44,6 +47,8 @@ void bind_linear(py::module_& module) {
   py::class_<Output>(module, "Output").def(py::init(&make_output));
   py::class_<Activations>(module, "Activations").def(py::init(&make_activations)).def_readonly("row_stride", &Activations::row_stride);
 
+  module.attr("GROUP_SIZE") = kGroupSize;
+  module.attr("PANEL_CHANNELS") = kPanelColumns;
   module.def("activation_kind", &activation_kind);
   module.def("activation_bytes", &activation_bytes);
   module.def("panel_bytes", &panel_bytes);

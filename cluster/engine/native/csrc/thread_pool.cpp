@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <utility>
+
 namespace baton {
 namespace {
 
@@ -55,7 +57,9 @@ void Pool::run(int64_t num_tasks, Function function, void* task) {
   while (run_one()) {
   }
   wait_until_done(num_tasks);
+  const std::exception_ptr error = std::exchange(error_, nullptr);
   is_busy_ = false;
+  if (error) std::rethrow_exception(error);
 }
 
 bool Pool::has_task() const {
@@ -69,13 +73,23 @@ bool Pool::run_one() {
   do {
     if (index_of(ticket) >= num_tasks_of(ticket)) return false;
   } while (!ticket_.compare_exchange_weak(ticket, ticket + 1));
-  function_(task_, static_cast<int64_t>(index_of(ticket)));
+  run_task(static_cast<int64_t>(index_of(ticket)));
   const int64_t num_tasks = static_cast<int64_t>(num_tasks_of(ticket));
   if (++num_done_ == num_tasks && is_caller_sleeping_) {
     std::lock_guard<std::mutex> lock(mutex_);
     is_done_.notify_one();
   }
   return true;
+}
+
+// What is thrown on a thread of the pool would end the process.
+void Pool::run_task(int64_t index) noexcept {
+  try {
+    function_(task_, index);
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    error_ = std::current_exception();
+  }
 }
 
 void Pool::wait_until_done(int64_t num_tasks) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -21,7 +22,7 @@ class Pool {
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Calls fn(0) … fn(num_tasks - 1), each once, in any order and on any thread, and returns when all are done. Runs them inline with
-  // one thread, and when another call holds the pool. `fn` must not throw.
+  // one thread, and when another call holds the pool. What a task throws is thrown here, when no task runs any more; of several, one.
   template <class Fn>
   void parallel(int64_t num_tasks, Fn&& fn) {
     using Task = std::remove_reference_t<Fn>;
@@ -38,6 +39,7 @@ class Pool {
 
   void run(int64_t num_tasks, Function function, void* task);
   bool run_one();
+  void run_task(int64_t index) noexcept;
   bool has_task() const;
   void work();
   void wait_until_done(int64_t num_tasks);
@@ -49,6 +51,7 @@ class Pool {
   std::atomic<int64_t> num_done_{0};
   Function function_ = nullptr;
   void* task_ = nullptr;
+  std::exception_ptr error_;  // of the present call; under mutex_ until all its tasks are done
 
   std::atomic<bool> is_busy_{false};
   std::atomic<bool> is_stopping_{false};

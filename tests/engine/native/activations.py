@@ -1,4 +1,4 @@
-"""Rows prepared for the matrix kernels, once for all linears that read them, with the operation before them fused in."""
+"""The two halves of a linear one by one: rows quantized with the operation before them fused in, and their product with a weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.build import native_module
-from cluster.engine.native.packing import GROUP_SIZE
+from cluster.engine.native.checks import check_rows, check_vector
+from cluster.engine.native.limits import GROUP_SIZE
+from cluster.engine.native.linear import NativeLinear
 
 Kind = Literal["TOKEN_INT8", "GROUP_INT8", "BF16"]
 _ALIGNMENT: Final = 64
@@ -16,7 +18,7 @@ _SIDE_ROWS: Final = 16  # whose scales lie side by side
 
 
 class Activations:
-    """Quantized rows in memory of their own, which `fill` methods write as often as one likes.
+    """Quantized rows in memory of their own.
 
     TOKEN_INT8 has one scale a row, GROUP_INT8 one for each 32 values, both from the greatest magnitude; BF16 rounds to the nearest.
     """
@@ -40,7 +42,8 @@ class Activations:
 
     def fill(self, x: Tensor) -> Activations:
         """From float32 `[num_rows, num_columns]`."""
-        return self._fill(plain_source(self._native, x, self.num_rows, self.num_columns))
+        check_rows("x", x, self.num_rows, self.num_columns)
+        return self._fill(self._native.Source(self._native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0))
 
     def fill_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Activations:
         """From `x / sqrt(mean(x²) + eps) * weight`; `x` as in `fill`, `weight` float32 `[num_columns]`."""
@@ -75,31 +78,20 @@ class Activations:
         return self
 
 
-def plain_source(native: Any, x: Tensor, num_rows: int, num_columns: int) -> Any:
-    """The kernels' view of float32 rows, which must outlive it.
-
-    Raises:
-        ValueError: `x` is something else.
-    """
-    check_rows("x", x, num_rows, num_columns)
-    return native.Source(native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0)
-
-
-def check_rows(name: str, x: Tensor, num_rows: int, num_columns: int) -> None:
-    """
-    Raises:
-        ValueError: `x` is not float32 `[num_rows, num_columns]` on the CPU with each row in one piece; names it.
-    """
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != (num_rows, num_columns):
-        raise ValueError(f"{name}: {x.dtype} {list(x.shape)} on {x.device} is not float32 [{num_rows}, {num_columns}] on cpu")
-    if x.stride(1) != 1 or (num_rows > 1 and x.stride(0) < num_columns):
-        raise ValueError(f"{name}: strides {x.stride()} are not those of rows in one piece each")
+def multiply(linear: NativeLinear, activations: Activations, out: Tensor, *, accumulate: bool = False) -> None:
+    """The product with what is quantized already, into float32 `[rows, out_features]` with rows at any distance."""
+    native = native_module()
+    assert activations.kind == native.activation_kind(getattr(native.WeightFormat, linear.format))
+    assert activations.num_columns == linear.in_features
+    check_rows("out", out, activations.num_rows, linear.out_features)
+    native.matmul(linear.weight, activations.view, native.Output(out.data_ptr(), out.stride(0), accumulate))
 
 
-def check_vector(name: str, x: Tensor, length: int) -> None:
-    """
-    Raises:
-        ValueError: `x` is not contiguous float32 `[length]` on the CPU; names it.
-    """
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape != (length,) or not x.is_contiguous():
-        raise ValueError(f"{name}: {x.dtype} {list(x.shape)} on {x.device} is not contiguous float32 [{length}] on cpu")
+def apply(linear: NativeLinear, x: Tensor) -> Tensor:
+    """Both halves in one call, as the decoder makes it: float32 `[rows, in_features]` → float32 `[rows, out_features]`."""
+    native = native_module()
+    check_rows("x", x, len(x), linear.in_features)
+    source = native.Source(native.Prologue.PLAIN, x.data_ptr(), x.stride(0), 0, 0.0)
+    out = torch.empty(len(x), linear.out_features)
+    native.linear(linear.weight, source, len(x), native.Output(out.data_ptr(), linear.out_features, False))
+    return out

@@ -1,4 +1,4 @@
-"""Paged attention and KV writes over the native kernels, on blocks in the packing "vnni" (`kv_packing`).
+"""The kernels of attention and KV writes one by one, on blocks in the packing "vnni" (`kv_packing`); the engine runs them from C++.
 
 The bits of a row (one query head of one token) depend on its query, its position and the KV it sees alone (P0): not on the batch, on
 chunks, on the block size or on threads. They differ between instruction sets and between `decode` and `prefill` they may.
@@ -12,10 +12,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from cluster.engine.native.kv_packing import check_layout
+from cluster.engine.native.checks import check_contiguous, check_indexes
+from cluster.engine.native.kv_view import kv_view
+from cluster.engine.native.limits import MAX_HEADS_PER_KV_HEAD
 from cluster.kv_ticket import KVLayout
-
-_MAX_GROUP_SIZE = 16
 
 
 class NativeAttention:
@@ -31,11 +31,6 @@ class NativeAttention:
         Raises:
             ValueError: a layout, dtype, shape or alignment that the kernels do not know; names it.
         """
-        check_layout(layout)
-        if storage.dtype != torch.uint8 or storage.dim() != 2 or storage.shape[1] != layout.block_bytes or storage.stride(1) != 1:
-            raise ValueError(f"storage: {storage.dtype} {list(storage.shape)} is not uint8 [num_blocks, {layout.block_bytes}]")
-        if storage.data_ptr() % 64 or storage.stride(0) % 64:
-            raise ValueError("storage: blocks are not aligned to 64 bytes")
         self._native = native
         self._layout = layout
         self._storage = storage  # the views below hold only its address
@@ -72,11 +67,11 @@ class NativeAttention:
         num_tokens, num_heads = qkv.shape[0], qkv.shape[1] - 2 * layout.num_kv_heads
         self._check_num_heads("qkv", num_heads)
         for name, table in zip(("cos", "sin"), rotary, strict=True):
-            _check(name, table, torch.float32, (rotary[0].shape[0], layout.head_dim // 2))
+            check_contiguous(name, table, torch.float32, (rotary[0].shape[0], layout.head_dim // 2))
         for name, weight in zip(("query_norm", "key_norm"), norms[:2] if norms else (), strict=False):
-            _check(name, weight, torch.float32, (layout.head_dim,))
-        _check_indexes("positions", positions, torch.int64, num_tokens, low=0, high=rotary[0].shape[0])
-        _check_indexes("slots", slots, torch.int64, num_tokens, low=0, high=self._storage.shape[0] * layout.block_size)
+            check_contiguous(name, weight, torch.float32, (layout.head_dim,))
+        check_indexes("positions", positions, torch.int64, num_tokens, low=0, high=rotary[0].shape[0])
+        check_indexes("slots", slots, torch.int64, num_tokens, low=0, high=self._storage.shape[0] * layout.block_size)
         queries = torch.empty(num_tokens, num_heads, layout.head_dim)
         query_norm, key_norm, eps = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
         self._native.write_kv(
@@ -109,7 +104,7 @@ class NativeAttention:
         if block_tables.dtype != torch.int32 or block_tables.dim() != 2 or len(block_tables) != num_seqs or block_tables.stride(1) != 1:
             raise ValueError(f"block_tables: {block_tables.dtype} {list(block_tables.shape)} is not int32 [{num_seqs}, max_blocks]")
         capacity = block_tables.shape[1] * self._layout.block_size
-        _check_indexes("context_lens", context_lens, torch.int32, num_seqs, low=1, high=capacity + 1)
+        check_indexes("context_lens", context_lens, torch.int32, num_seqs, low=1, high=capacity + 1)
         columns = torch.arange(block_tables.shape[1])
         lens = context_lens.long()[:, None]
         first = (lens - limit).clamp_min(0) // self._layout.block_size
@@ -163,8 +158,8 @@ class NativeAttention:
 
     def _check_num_heads(self, name: str, num_heads: int) -> None:
         num_kv_heads = self._layout.num_kv_heads
-        if num_heads <= 0 or num_heads % num_kv_heads or num_heads > _MAX_GROUP_SIZE * num_kv_heads:
-            raise ValueError(f"{name}: {num_heads} query heads are not 1 to {_MAX_GROUP_SIZE} for each of {num_kv_heads} KV heads")
+        if num_heads <= 0 or num_heads % num_kv_heads or num_heads > MAX_HEADS_PER_KV_HEAD * num_kv_heads:
+            raise ValueError(f"{name}: {num_heads} query heads are not 1 to {MAX_HEADS_PER_KV_HEAD} for each of {num_kv_heads} KV heads")
 
     def _check_blocks(self, block_ids: Tensor) -> None:
         if block_ids.numel() and not 0 <= int(block_ids.min()) <= int(block_ids.max()) < self._storage.shape[0]:
@@ -177,33 +172,8 @@ class NativeAttention:
         return limit if window is None else window
 
 
-def kv_view(native: ModuleType, layout: KVLayout, storage: Tensor, layer: int) -> object:
-    """The kernels' view of one layer of a pool, which must outlive it."""
-    return native.KvView(
-        storage.data_ptr() + layer * layout.layer_stride,
-        storage.stride(0),
-        layout.head_stride,
-        layout.kv_stride,
-        layout.num_kv_heads,
-        layout.head_dim,
-        layout.block_size,
-        layout.kv_dtype == "int8",
-    )
-
-
-def _check(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if x.dtype != dtype or x.shape != shape or not x.is_contiguous():
-        raise ValueError(f"{name}: {x.dtype} {list(x.shape)} is not contiguous {dtype} {list(shape)}")
-
-
 def _check_rows(name: str, x: Tensor, head_dim: int) -> None:
     """Heads of a token must be neighbours."""
     fits = x.dtype == torch.float32 and x.dim() == 3 and x.shape[0] > 0 and x.shape[2] == head_dim
     if not fits or x.stride(2) != 1 or x.stride(1) != head_dim:
         raise ValueError(f"{name}: {x.dtype} {list(x.shape)} is not float32 [tokens, heads, {head_dim}] with a token's heads in a row")
-
-
-def _check_indexes(name: str, x: Tensor, dtype: torch.dtype, length: int, *, low: int, high: int) -> None:
-    _check(name, x, dtype, (length,))
-    if not low <= int(x.min()) <= int(x.max()) < high:
-        raise ValueError(f"{name}: a value is not in {low}…{high - 1}")

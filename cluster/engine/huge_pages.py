@@ -1,4 +1,4 @@
-"""Memory on huge pages: weights and KV are read end to end at every step, and with small pages a third of the bandwidth is lost."""
+"""Memory on huge pages: weights and KV are read at every step, and with small pages a third of the bandwidth is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _map(num_bytes: int) -> Tensor:
 _ARENA: Final = _Arena()
 
 
-def huge_page_empty(num_bytes: int) -> Tensor:
+def huge_page_zeros(num_bytes: int) -> Tensor:
     """uint8 `[num_bytes]` on huge pages where the system has them, 64-byte aligned, zeroed.
 
     Raises:
