@@ -23,6 +23,7 @@ class ProcessBooks:
     faults: tuple[str, ...] = ()  # what its own checks found wrong
     requests: tuple[str, ...] = ()  # ids of the requests that it holds something of
     peers: tuple[str, ...] = ()  # incarnations of the prefill workers whose pools it reads
+    is_busy: bool = False  # in a long step: `held` and `requests` are those before it
     process: str = field(default_factory=process_name)
     state: ProcessState = field(default_factory=ProcessState.now)
 

@@ -1,7 +1,8 @@
 """What is off in a cluster, told from the books of its processes alone. Pure.
 
 The books are gathered process by process, so what moves between two of them may look wrong for a moment; what is wrong stays. Therefore
-a finding counts when an earlier gathering, a second or more before, has it too.
+a finding counts when an earlier gathering, a second or more before, has it too. What a busy process holds is of before its present step:
+whether it gives that back shows after the step.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     num_running: int
-    is_settled: bool  # nothing looks off that is not confirmed
+    is_settled: bool  # no process is busy, and nothing looks off that is not confirmed
 
     @property
     def is_balanced(self) -> bool:
@@ -81,11 +82,12 @@ class Diagnosis:
 def diagnose(books: ClusterBooks, earlier: ClusterBooks | None = None) -> Diagnosis:
     """What is off in `books`; with an `earlier` gathering, only what was off in that one too."""
     found = tuple(_suspects(books))
+    is_busy = any(process.is_busy for process in books.processes)
     if earlier is None:
-        return Diagnosis(found, _num_running(books), is_settled=True)
+        return Diagnosis(found, _num_running(books), is_settled=not is_busy)
     before = frozenset(_suspects(earlier))
     confirmed = tuple(finding for finding in found if finding in before)
-    return Diagnosis(confirmed, _num_running(books), is_settled=len(confirmed) == len(found))
+    return Diagnosis(confirmed, _num_running(books), is_settled=not is_busy and len(confirmed) == len(found))
 
 
 def _suspects(books: ClusterBooks) -> Iterator[Finding]:
@@ -94,7 +96,7 @@ def _suspects(books: ClusterBooks) -> Iterator[Finding]:
         yield from (Finding(Trouble.FAULT, _name(process), "", f"is at fault: {fault}") for fault in process.faults)
         yield from _files(process)
     if _num_running(books) == 0:
-        yield from chain.from_iterable(map(_held, books.processes))
+        yield from chain.from_iterable(_held(process) for process in books.processes if not process.is_busy)
     if not books.missing.keys() & {"Gateway", "Router"}:
         yield from _requests(books)
     if "Prefill" not in books.missing:
@@ -116,7 +118,7 @@ def _held(process: ProcessBooks) -> Iterator[Finding]:
 def _requests(books: ClusterBooks) -> Iterator[Finding]:
     gateways, routers = _known(books, "gateway"), _known(books, "router")
     for process in _of(books, *_WORKERS):
-        for request in set(process.requests) - gateways - routers:
+        for request in set(process.requests) - gateways - routers if not process.is_busy else ():
             yield Finding(Trouble.ORPHAN, _name(process), request, f"works on request {request}, which neither gateway nor router knows")
     for process in _of(books, "router"):
         for request in set(process.requests) - gateways:

@@ -120,7 +120,7 @@ def _row(process: ProcessBooks) -> tuple[str, ...]:
     state = process.state
     pools = f"{len(process.pools)}: {_mib(sum(process.pools.values()))}" if process.pools else "none"
     num_files = str(sum(state.open_files.values()))
-    holds = ", ".join(_holdings(process)) or "nothing"
+    holds = (", ".join(_holdings(process)) or "nothing") + (" before a long step" if process.is_busy else "")
     return process.process, process.kind, num_files, pools, _mib(state.rss_bytes), str(state.num_threads), holds
 
 

@@ -78,6 +78,6 @@ def test_the_process_is_this_one() -> None:
 
 
 def test_books_cross_a_wire_unchanged() -> None:
-    books = ProcessBooks("decode", "life", {"blocks_owned": 1}, faults=("wrong",), requests=("r",), peers=("p",))
+    books = ProcessBooks("decode", "life", {"blocks_owned": 1}, faults=("wrong",), requests=("r",), peers=("p",), is_busy=True)
     assert wire.decode(ProcessBooks, wire.encode(books)) == books
     assert wire.validated(ClusterBooks, {"processes": [], "missing": {"Decode": "gone"}}) == ClusterBooks((), {"Decode": "gone"})

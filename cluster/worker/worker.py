@@ -90,12 +90,17 @@ class Worker:
         )
 
     async def books(self) -> ProcessBooks:
-        """What the worker holds and whether its books are right, checked on the engine's thread; it waits a while for that."""
+        """What the worker holds and whether its books are right, checked on the engine's thread; it waits a while for that.
+
+        An engine in a step that may take longer is busy, and only one that stalls is at fault.
+        """
+        is_busy = False
         try:
             async with asyncio.timeout(_AUDIT_TIMEOUT_S):
                 faults, load = await self.engine_loop.run(_audited)
         except TimeoutError:
-            faults, load = (f"the engine did not answer within {_AUDIT_TIMEOUT_S:g} s",), self.engine_loop.load()
+            stall = self._stall()
+            is_busy, faults, load = stall is None, () if stall is None else (stall,), self.engine_loop.load()
         except BatonError as error:
             faults, load = (f"the engine does not answer: {error.message}",), self.engine_loop.load()
         return ProcessBooks(
@@ -111,6 +116,7 @@ class Worker:
             },
             faults=faults,
             requests=request_ids(load.live_keys),
+            is_busy=is_busy,
         )
 
     def check_health(self) -> None:
@@ -121,9 +127,14 @@ class Worker:
         """
         if self.engine_loop.broken is not None:
             raise InternalError(f"the engine is broken: {self.engine_loop.broken}")
+        if (stall := self._stall()) is not None:
+            raise InternalError(stall)
+
+    def _stall(self) -> str | None:
         stalled_s = self.engine_loop.seconds_since_progress()
-        if stalled_s > self._settings.pool.stall_timeout_s:
-            raise InternalError(f"the engine has work and made no step for {stalled_s:.1f} s")
+        if stalled_s <= self._settings.pool.stall_timeout_s:
+            return None
+        return f"the engine has work and made no step for {stalled_s:.1f} s"
 
     async def drain(self) -> None:
         """Returns when nothing is being served any more: at the latest when the drain's time is up."""

@@ -7,7 +7,7 @@ and by any of these, whichever comes first:
     replaced    the same request is admitted again
     worker      the worker that its present phase needs has another incarnation, or is gone
     gateway     its gateway is silent for too long, or alive and no longer lists it
-    orphaned    none of its workers holds it any more
+    orphaned    none of its workers holds it any more, and its gateway misses heartbeats
 
 Phase `prefill` claims on both workers; phase `decode` on the decode worker alone.
 """

@@ -40,7 +40,7 @@ class Reaper:
         self._dispatcher = dispatcher
         self._gateways = gateways
         self._metrics = metrics
-        self._orphans = OrphanWatch(live, registry)
+        self._orphans = OrphanWatch(live, registry, gateways)
 
     def finish(self, request_id: str) -> None:
         """The gateway's word. Idempotent."""
@@ -80,10 +80,9 @@ class Reaper:
             self._dispatcher.refuse_where(lambda item: gone if item.payload.request.gateway_id in silent else None)
 
     def end_orphans(self, now_s: float) -> None:
-        """Ends what no worker holds. A heartbeat does not bring it back: there is nothing left to claim."""
+        """Ends what no worker holds and no gateway vouches for. A gateway that was only slow brings it back with its next heartbeat."""
         for live in self._orphans.found(now_s):
             self._end(live, "orphaned")
-            self._live.finish(live.request_id)
 
     def end_unlisted(self, beat: Heartbeat, now_s: float) -> None:
         """Ends what the gateway no longer holds: its `finish` was lost."""

@@ -119,6 +119,16 @@ def test_what_was_not_off_before_is_not_said(books: ClusterBooks, trouble: Troub
     assert not found.is_idle, "it is not well either"
 
 
+def test_what_a_worker_in_a_long_step_holds_is_neither_a_leak_nor_idle() -> None:
+    """Its requests were cancelled meanwhile: it hears of that after the step."""
+    busy = process("decode", held={"blocks_owned": 9}, requests=("q",), is_busy=True)
+    for books in (cluster(busy), cluster(process("decode", is_busy=True))):
+        for found in (diagnose(books), diagnose(books, earlier=books)):
+            assert found.is_balanced and not found.is_idle
+    running = cluster(*RUNNING, busy)
+    assert str(diagnose(running, earlier=running)) == "balanced: 1 request running"
+
+
 def test_another_request_is_another_orphan() -> None:
     one, other = (cluster(*RUNNING, process("decode", requests=(name,))) for name in "qp")
     assert diagnose(other, earlier=one).is_balanced

@@ -86,6 +86,13 @@ def test_running_requests_are_balanced(said: Said) -> None:
     assert said()[0].endswith("\nbalanced: 1 request running\n")
 
 
+def test_a_worker_in_a_long_step_is_shown(said: Said) -> None:
+    with answering(*telling(cluster(process("decode", held={"blocks_owned": 2}, is_busy=True)), cluster())) as url:
+        assert main(["doctor", url]) == 0
+        assert "blocks_owned 2 before a long step" in said()[0]
+        assert main(["doctor", url, "--wait", "60"]) == 0
+
+
 def test_a_leak_is_off_once_it_was_seen_twice(said: Said) -> None:
     with answering(*telling(LEAK)) as url:
         assert main(["doctor", url]) == 1

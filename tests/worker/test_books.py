@@ -11,7 +11,7 @@ from cluster.books import ProcessBooks
 from cluster.engine.engine import Engine
 from cluster.worker import worker as worker_module
 from cluster.worker.worker import Worker
-from tests.harness import Workers, check_books, make_request, random_prompt
+from tests.harness import Workers, check_books, make_request, random_prompt, tiny_pool
 from tests.tiny_models import tiny_model
 
 
@@ -79,8 +79,10 @@ async def test_a_lease_that_cannot_end_is_a_fault() -> None:
         await check_books(prefill)
 
 
-async def test_an_engine_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_AUDIT_TIMEOUT_S", 0.05)
+@pytest.mark.parametrize("stall_timeout_s", [60.0, 0.01])
+async def test_an_engine_in_a_long_step_is_busy_and_one_that_stalls_is_at_fault(
+    monkeypatch: pytest.MonkeyPatch, stall_timeout_s: float
+) -> None:
     stuck, go_on = threading.Event(), threading.Event()
 
     def hang(_engine: Engine) -> None:
@@ -88,12 +90,17 @@ async def test_an_engine_that_does_not_answer_is_a_fault(monkeypatch: pytest.Mon
         go_on.wait()
 
     async with Workers(tiny_model("llama")) as workers:
-        worker = await workers.start_colocated()
+        worker = await workers.start_colocated(tiny_pool(stall_timeout_s=stall_timeout_s))
         hanging = asyncio.create_task(worker.engine_loop.run(hang))
         await asyncio.to_thread(stuck.wait)
-        assert (await worker.books()).faults == ("the engine did not answer within 0.05 s",)
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_module, "_AUDIT_TIMEOUT_S", 0.05)
+            books = await worker.books()
         go_on.set()
+        assert books.is_busy is (stall_timeout_s == 60)
+        assert [fault.startswith("the engine has work and made no step for") for fault in books.faults] == [True] * (not books.is_busy)
         await hanging
-        assert (await worker.books()).faults == ()
+        books = await worker.books()
+        assert (books.faults, books.is_busy) == ((), False)
         await worker.engine_loop.stop()
         assert (await worker.books()).faults == ("the engine does not answer: the engine has stopped",)

@@ -637,8 +637,48 @@ async def test_what_no_worker_holds_any_more_is_ended_long_before_its_gateway_is
         cluster.router.sweep()
         assert ("b" in cluster.router.live) == (second < 5), "a report later than two seconds after the last that lists it"
         assert "a" in cluster.router.live, "the prefill worker holds it"
-    cluster.router.heartbeat(Heartbeat("g", ("a", "b")))
     assert cluster.sample("baton_router_placements_ended_total", reason="orphaned") == 1
+
+
+async def test_a_dead_gateway_is_quiet_before_its_placements_are_orphans() -> None:
+    cluster = ready_cluster(gateway_timeout_s=100, report_timeout_s=100)
+    await cluster.place(request("a"))
+    cluster.clock.advance(2.0)
+    cluster.router.heartbeat(Heartbeat("g", ("a",)))
+    for seconds, is_live in ((2.4, True), (0.6, False)):
+        cluster.clock.advance(seconds)
+        cluster.report(prefill_load(), load("d"))
+        cluster.router.sweep()
+        assert ("a" in cluster.router.live) is is_live
+
+
+async def test_what_a_live_gateway_holds_is_no_orphan_though_no_report_lists_it() -> None:
+    """Its first step takes long, or its client is slow to read what the workers are done with: the books name it on both sides."""
+    cluster = ready_cluster(report_timeout_s=100)
+    for name in ("long step", "slow client"):
+        await cluster.place(request(name))
+    cluster.router.prefill_done("slow client")
+    for _ in range(10):
+        cluster.clock.advance(1.0)
+        cluster.router.heartbeat(Heartbeat("g", ("long step", "slow client")))
+        cluster.report(prefill_load(), load("d"))
+        cluster.router.sweep()
+        assert cluster.router.books().requests == ("long step", "slow client")
+    assert cluster.sample("baton_router_placements_ended_total", reason="orphaned") == 0
+
+
+async def test_a_gateway_that_was_only_slow_gets_its_orphans_back() -> None:
+    cluster = ready_cluster(gateway_timeout_s=100, report_timeout_s=100)
+    placement = await cluster.place(request("r"))
+    for _ in range(3):
+        cluster.clock.advance(1.0)
+        cluster.report(prefill_load(), load("d"))
+        cluster.router.sweep()
+    assert_empty(cluster)
+    assert cluster.router.heartbeat(Heartbeat("g", ("r",))).unknown_ids == ("r",)
+    cluster.router.heartbeat(Heartbeat("g", ("r",), (LiveRequest(request("r"), placement, Phase.PREFILL),)))
+    redirect = asyncio.create_task(cluster.router.redirect(Redirect("r", "d#1", 0.0)), name="redirect")
+    assert (await answered(redirect)).decode.worker_id == "d"
 
 
 async def test_what_a_silent_worker_may_still_hold_is_no_orphan() -> None:
