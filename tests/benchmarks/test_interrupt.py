@@ -45,7 +45,7 @@ async def interrupted(process: asyncio.subprocess.Process, is_time: Callable[[],
     """The JSON line, the table and stderr of a process that got SIGINT when it `is_time`, and it has then `said` so on stderr: the server
     has written an answer before the process has read it."""
     assert process.stderr
-    lines = []
+    lines: list[str] = []
     try:
         async with asyncio.timeout(60):
             while not is_time():  # noqa: ASYNC110  # the server has no event for it
