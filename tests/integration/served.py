@@ -67,7 +67,7 @@ class Served:
         """Returns when no process that was there `before` has more files open, or more shared memory mapped, than then, but for
         `SPARE_SOCKETS`."""
         deadline_s = time.monotonic() + CLOSE_S
-        while more := _more(before, await self.states()):
+        while more := more_held(before, await self.states()):
             assert time.monotonic() < deadline_s, more
             await asyncio.sleep(0.1)  # gRPC closes sockets in a thread of its own and tells nobody
 
@@ -86,7 +86,8 @@ class Served:
         return [replica["pid"] for replica in details["applications"][self.name]["deployments"][deployment]["replicas"]]
 
 
-def _more(before: dict[str, ProcessState], after: dict[str, ProcessState]) -> dict[str, tuple[Any, Any]]:
+def more_held(before: dict[str, ProcessState], after: dict[str, ProcessState]) -> dict[str, tuple[Any, Any]]:
+    """Files and segments before and after, of each process that lives on with more of one kind, but for `SPARE_SOCKETS`."""
     survivors = before.keys() & after.keys()
     assert survivors, "no process has survived"
     held = {name: (_files_and_segments(before[name]), _files_and_segments(after[name])) for name in survivors}
