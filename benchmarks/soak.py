@@ -5,7 +5,8 @@ python -m benchmarks.soak --duration 300 --warm-up 60 --rate 2 --plot soak.png
 python -m benchmarks.soak --url http://127.0.0.1:8000 --pid PID --grpc-target 127.0.0.1:9000
 
 Exit codes: 0 every process is flat, no request failed and the books balance in the end; 1 not so; 2 the options are wrong;
-130 interrupted, with the figures so far. What flat means is in benchmarks/README.md.
+130 interrupted, with the figures so far: none while the cluster starts or its capacity is measured. What flat means is in
+benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"the soak failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print("interrupted: there are no figures", file=sys.stderr)
         return 130
 
 

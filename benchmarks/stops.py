@@ -3,7 +3,8 @@
 python -m benchmarks.stops 127.0.0.1:9000 --pid PID          PID of a gateway, prefill or decode worker, of which there should be two
 
 Streams run over gRPC, each on a connection of its own. The process gets SIGSTOP, and later SIGCONT. Streams that have no token in the
-second half of the stop go through it; the inter-token latency of all others is compared with theirs before the stop.
+second half of the stop go through it; the inter-token latency of all others is compared with theirs before the stop. A stream that is
+answered in full before the stop is over tells neither: such a run is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,6 +33,11 @@ from deploy.process_tree import descendants
 _PROMPT: Final = "Once upon a time, in a lighthouse,"
 _FIRST_TOKEN_S: Final = 120.0
 _WATCH_S: Final = 0.5
+_PROMPT_TOKENS: Final = 64  # more than the prompt has; the answers fill the rest of the context, since they must outlast the stop
+
+
+class EndedEarly(Exception):
+    """Streams were answered in full before the stop was over."""
 
 
 @dataclass
@@ -39,6 +46,7 @@ class TimedStream:
 
     arrivals_s: list[float] = field(default_factory=list)
     failure: str | None = None
+    finish: str | None = None  # the reason, of an answer that is whole
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, target: str, request: pb.GenerateRequest) -> None:
@@ -46,9 +54,11 @@ class TimedStream:
         async with aio.insecure_channel(target, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
             stub: Any = InferenceStub(channel)
             try:
-                async for _ in stub.Generate(request):
+                async for message in stub.Generate(request):
                     self.arrivals_s.append(time.monotonic())
                     self.begun.set()
+                    if message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+                        self.finish = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_").lower()
             except aio.AioRpcError as error:
                 self.failure = error.code().name
 
@@ -73,7 +83,16 @@ class Stop:
         return not stream.has_tokens((self.started_s + self.ended_s) / 2, self.ended_s)
 
     def figures(self, streams: Sequence[TimedStream]) -> dict[str, Any]:
-        """Medians over all gaps of the streams that go on, in seconds; None where there are none."""
+        """Medians over all gaps of the streams that go on, in seconds; None where there are none.
+
+        Raises:
+            EndedEarly: a stream was answered in full before the stop was over.
+        """
+        early = [stream for stream in streams if stream.finish is not None and stream.arrivals_s[-1] < self.ended_s]
+        if early:
+            counts = Counter(f"{len(stream.arrivals_s)} messages, {stream.finish}" for stream in early)
+            ends = "; ".join(f"{text} ({count})" if count > 1 else text for text, count in counts.items())
+            raise EndedEarly(f"{len(early)} of {len(streams)} streams were answered before the stop was over: {ends}")
         others = [stream for stream in streams if not self.goes_through(stream)]
         stopped = [stream for stream in streams if self.goes_through(stream)]
         lasted_s = self.ended_s - self.started_s
@@ -101,10 +120,11 @@ async def measure(target: str, pid: int, *, num_streams: int, stop_s: float) -> 
     Raises:
         ProcessLookupError: there is no process `pid`.
         TimeoutError: a stream does not begin.
+        EndedEarly: a stream was answered in full before the stop was over.
     """
     streams = [TimedStream() for _ in range(num_streams)]
     model = await _model(target)
-    requests = [pb.GenerateRequest(model=model, text=_PROMPT, max_tokens=4000, ignore_eos=True, seed=index) for index in range(num_streams)]
+    requests = [_request(model, seed) for seed in range(num_streams)]
     tasks = [asyncio.create_task(stream.run(target, request)) for stream, request in zip(streams, requests, strict=True)]
     try:
         async with asyncio.timeout(_FIRST_TOKEN_S):
@@ -123,11 +143,16 @@ async def measure(target: str, pid: int, *, num_streams: int, stop_s: float) -> 
     return {"process": memory.names[pid], **stop.figures(streams), "grown_bytes": memory.grown_bytes()}
 
 
-async def _model(target: str) -> str:
+async def _model(target: str) -> pb.GetModelResponse:
     async with aio.insecure_channel(target) as channel:
         stub: Any = InferenceStub(channel)
-        name: str = (await stub.GetModel(pb.GetModelRequest(), timeout=10)).name
-        return name
+        model: pb.GetModelResponse = await stub.GetModel(pb.GetModelRequest(), timeout=10)
+        return model
+
+
+def _request(model: pb.GetModelResponse, seed: int) -> pb.GenerateRequest:
+    max_tokens = max(1, model.max_model_len - _PROMPT_TOKENS)
+    return pb.GenerateRequest(model=model.name, text=_PROMPT, max_tokens=max_tokens, ignore_eos=True, seed=seed)
 
 
 async def _stopped(pid: int, stop_s: float) -> Stop:
@@ -177,6 +202,8 @@ def main() -> None:
     options = parser.parse_args()
     try:
         found = asyncio.run(measure(options.target, options.pid, num_streams=options.streams, stop_s=options.seconds))
+    except EndedEarly as error:
+        raise SystemExit(f"{error}; ask for fewer --seconds") from error
     except ProcessLookupError as error:
         raise SystemExit(str(error)) from error
     except aio.AioRpcError as error:

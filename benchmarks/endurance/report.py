@@ -34,7 +34,7 @@ def problems_of(soaked: Soaked, growths: list[ProcessGrowth], warm_up_s: float) 
             0, "more and more requests were running: the rate is above the capacity, and memory grows with what waits; ask for less"
         )
     found += [f"{number} requests failed with {kind}" for kind, number in soaked.counts.errors.items()]
-    return found + [f"the books do not balance: {number} {name} in the end" for name, number in soaked.left.items()]
+    return found + [f"the books do not balance in the end: {finding}" for finding in soaked.left]
 
 
 def as_json(soaked: Soaked, growths: list[ProcessGrowth], problems: list[str]) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import aiohttp
-
 from benchmarks.endurance.books import await_balance
 from benchmarks.endurance.load import Counts, SoakLoad
 from benchmarks.endurance.sampler import Columns, History, Sampler
@@ -37,7 +35,7 @@ class Soaked:
     counts: Counts
     histories: list[History]
     num_running: Columns  # requests, over time
-    left: dict[str, int]  # owned, leased, queued or placed in the end
+    left: list[str]  # what the doctor finds in the end
     interrupted: bool
 
 
@@ -75,7 +73,8 @@ class SoakSession:
                 except asyncio.CancelledError:
                     interrupted = True
             duration_s = clock.now_s()
-        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, self._num_running, await self._left(), interrupted)
+        left = await await_balance(self._target.url)
+        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, self._num_running, left, interrupted)
 
     def _sample(self, time_s: float, counts: Counts) -> None:
         self._num_running.add(time_s, counts.num_running)
@@ -87,13 +86,6 @@ class SoakSession:
         found = await load.closed_loop(self._traffic.requests(self._options.seed - 1), _CAPACITY_USERS, _CAPACITY_S)
         progress(f"capacity: {found:.2f} requests/s")
         return found
-
-    async def _left(self) -> dict[str, int]:
-        try:
-            return await await_balance(self._target.url)
-        except (aiohttp.ClientError, TimeoutError, KeyError) as error:
-            progress(f"the books cannot be read: {type(error).__name__}: {error}")
-            return {"books that cannot be read": 1}
 
     def _line(self, clock: Clock, counts: Counts) -> str:
         memory = ", ".join(

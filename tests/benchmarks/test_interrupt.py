@@ -20,6 +20,7 @@ from tests.benchmarks.fake_inference import Script as GrpcScript
 from tests.benchmarks.fake_openai import FakeOpenAI, Script, served
 
 QUICK, STUCK = Script(), Script([(0.0, "ab"), (600.0, "late")])
+ONE_ANSWERED = ", 1 answered"  # in a line of progress
 LOAD = ("--input-tokens", "5", "--output-tokens", "4", "--warm-up", "0")
 STUCK_CLOSING = """
 import asyncio, sys
@@ -40,17 +41,24 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
 
 
-async def interrupted(process: asyncio.subprocess.Process, is_time: Callable[[], bool]) -> tuple[dict[str, Any], str, str]:
-    """The JSON line, the table and stderr of a process that got SIGINT when it `is_time`."""
+async def interrupted(process: asyncio.subprocess.Process, is_time: Callable[[], bool], said: str = "") -> tuple[dict[str, Any], str, str]:
+    """The JSON line, the table and stderr of a process that got SIGINT when it `is_time`, and it has then `said` so on stderr: the server
+    has written an answer before the process has read it."""
+    assert process.stderr
+    lines: list[str] = []
     try:
         async with asyncio.timeout(60):
             while not is_time():  # noqa: ASYNC110  # the server has no event for it
                 await asyncio.sleep(0.01)
+            while said not in "".join(lines[-1:]):
+                lines.append((await process.stderr.readline()).decode())
+                assert lines[-1], "".join(lines)
             process.send_signal(signal.SIGINT)
             out, err = (stream.decode() for stream in await process.communicate())
     finally:
         if process.returncode is None:
             process.kill()
+    err = "".join([*lines, err])
     assert process.returncode == 130, err
     assert "Traceback" not in err
     *table, line = out.splitlines()
@@ -76,8 +84,8 @@ async def test_what_was_answered_is_said(tmp_path: Path) -> None:
 async def test_an_open_loop_over_grpc_stops_sending_and_cancels() -> None:
     fake = FakeInference(GrpcScript(), GrpcScript([(0.0, "ab", 1), (600.0, "late", 1)]))
     async with serving(fake) as target:
-        process = await start("-m", "deploy.cli", "bench", f"grpc://{target}", *LOAD, "--rate", "50")
-        record, _, _ = await interrupted(process, lambda: len(fake.seen) >= 4)
+        process = await start("-m", "deploy.cli", "bench", f"grpc://{target}", *LOAD, "--rate", "50", "--progress-interval", "0.1")
+        record, _, _ = await interrupted(process, lambda: len(fake.seen) >= 4, said=ONE_ANSWERED)
         async with asyncio.timeout(10):
             while fake.num_cancelled < len(fake.seen) - 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -104,8 +112,9 @@ async def test_a_search_has_the_figures_of_its_best_run() -> None:
 async def test_a_search_in_its_first_run_has_what_there_is() -> None:
     fake = FakeOpenAI(QUICK, STUCK)
     async with served(fake) as url:
-        process = await start("-m", "benchmarks.serve", url, *LOAD, "--search", "--rate", "20", "--slo", "ttft=5", "--requests", "9")
-        record, _, _ = await interrupted(process, lambda: len(fake.seen) >= 3)
+        search = ("--search", "--rate", "20", "--slo", "ttft=5", "--requests", "9")
+        process = await start("-m", "benchmarks.serve", url, *LOAD, *search, "--progress-interval", "0.1")
+        record, _, _ = await interrupted(process, lambda: len(fake.seen) >= 3, said=ONE_ANSWERED)
     assert record["num_answered"] == 1
     assert record["loop"] == {"rate": 20.0, "burst": 1}
     assert record["attainment"] == 1.0

@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
+from tests.deploy.screen import read_until
 from tests.deploy.scripted_server import Script, scripted_server
 
 ROOT = Path(__file__).parents[2]
@@ -96,10 +96,7 @@ class Terminal:
 
     def read_until(self, *texts: str) -> None:
         """Returns when the screen has shown these texts, in this order, since the last keys."""
-        deadline_s = time.monotonic() + 30
-        while not re.search(".*".join(map(re.escape, texts)), self._since, re.DOTALL):
-            assert time.monotonic() < deadline_s, self.seen
-            self._since += os.read(self._descriptor, 4096).decode(errors="replace")
+        self._since = read_until(self._descriptor, *texts, seen=self._since)
 
 
 @contextmanager

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from collections.abc import Callable
 
 import pytest
 
-from cluster.books import ClusterBooks
 from deploy import doctor
 from deploy.cli import main
 from tests.conftest import free_port
 from tests.deploy.books_of import cluster, process
+from tests.deploy.books_server import answering, telling
 
 LEAK = cluster(process("decode", held={"blocks_owned": 2}))
 BUSY = cluster(process("gateway", requests=("r",)), process("router", requests=("r",)), process("decode", requests=("r",)))
@@ -24,37 +20,6 @@ BUSY = cluster(process("gateway", requests=("r",)), process("router", requests=(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CONFIRM_S", 0.01)
-
-
-@contextmanager
-def answering(*answers: tuple[int, str]) -> Iterator[str]:
-    """The URL of a server that gives `answers` in turn, the last one for ever."""
-    left = list(answers)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name is the library's
-            status, body = left.pop(0) if len(left) > 1 else left[0]
-            if self.path != "/v1/cluster/books":
-                status, body = 404, "no such path"
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def telling(*books: ClusterBooks) -> list[tuple[int, str]]:
-    return [(200, json.dumps(asdict(each))) for each in books]
 
 
 Said = Callable[[], tuple[str, str]]

@@ -9,13 +9,13 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import free_port
+from tests.deploy.screen import read_until
 from tests.deploy.scripted_server import ScriptedServer, scripted_server
 from tests.router.control.builders import Cluster, load, prefill_load
 
@@ -67,14 +67,6 @@ def test_wrong_usage() -> None:
         done = status(*arguments)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
-
-
-def read_until(descriptor: int, text: str) -> str:
-    seen, deadline_s = "", time.monotonic() + 30
-    while text not in seen:
-        assert time.monotonic() < deadline_s, seen
-        seen += os.read(descriptor, 4096).decode(errors="replace")
-    return seen
 
 
 def change(server: ScriptedServer, tokens: int) -> None:

@@ -1,9 +1,9 @@
 """Promise P5 over a real cluster: the stages that processes report sum to what the gateway measures, in responses and in metrics.
 
 The unexplained rest is hops between processes: to be at most 2 ms or 1 %. On a machine that others use, each end of a hop waits for a
-core, and no process can say how long. So a bare gRPC call to the gateway follows each request, and what it takes is allowed on top; and of
-several equal requests the best one must keep to the bound: what is reported wrongly is wrong in all of them. That stages explain more
-than there was is never noise.
+core, and no process can say how long. So a bare gRPC call to the gateway follows each request, and what the slowest of these took is
+allowed on top for each round trip, up to a limit; and of many equal requests the best one must keep to the bound: what is reported wrongly
+is wrong in all of them. That stages explain more than there was is never noise where the gateway's time holds theirs from end to end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import httpx2
@@ -34,7 +35,8 @@ TO_SECOND_TOKEN: Final = ("handoff_s", "declined_s", "transfer_s", "decode_wait_
 STAGES: Final = ("gateway", "queue", "prefill_wait", "prefill", "transfer", "decode_wait", "first_step")
 MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE = 0.002, 0.01
 ROUNDING_S: Final = 5e-6  # responses round each stage to a microsecond
-HTTP_S: Final = 0.05  # what only the client sees of a request that is alone: its own connection, Serve's proxy and the way back
+ROUND_TRIPS: Final = 2  # between processes, in each sum: to the router and to a worker; to a decode worker, and from it to prefill
+MAX_HOPS_S: Final = 0.01  # however slow they are: a stage of tens of milliseconds that is left out must show
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +77,26 @@ async def hop(served: Served) -> float:
         return time.monotonic() - asked_s
 
 
-def check_sums(answers: Sequence[Timed]) -> None:
-    """Of equal requests."""
+def check_sums(answers: Sequence[Timed], *, is_colocated: bool = False) -> None:
+    """Of equal requests.
+
+    `is_colocated`: the second token's time is from one message of the worker to the next. A first one that is late makes it shorter than
+    its stages, so there what most answers say counts.
+    """
+    hops_s = min(ROUND_TRIPS * max(answer.hop_s for answer in answers), MAX_HOPS_S)
     for sum_name, stages in (("ttft", TO_FIRST_TOKEN), ("second_token", TO_SECOND_TOKEN)):
         if f"{sum_name}_s" not in answers[0].timings:
             continue
-        excesses_s = []
+        rests_s, excesses_s = [], []
         for answer in answers:
             whole_s, rest_s = answer.timings[f"{sum_name}_s"], answer.timings[f"{sum_name}_unexplained_s"]
             assert sum(answer.timings[stage] for stage in stages) + rest_s == pytest.approx(whole_s, abs=ROUNDING_S)
-            assert rest_s > -MAX_UNEXPLAINED_S, f"stages explain more than there was: {answer.timings}"
-            excesses_s.append(rest_s - max(MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE * whole_s) - answer.hop_s)
+            rests_s.append(rest_s)
+            excesses_s.append(rest_s - max(MAX_UNEXPLAINED_S, MAX_UNEXPLAINED_SHARE * whole_s) - hops_s)
+        print(f"{sum_name}: unexplained {[f'{1000 * rest_s:.1f}' for rest_s in rests_s]} ms, {1000 * hops_s:.1f} ms allowed for hops")
         assert min(excesses_s) <= 0, [answer.timings for answer in answers]
+        least_s = median(rests_s) + hops_s if is_colocated and sum_name == "second_token" else min(rests_s)
+        assert least_s > -MAX_UNEXPLAINED_S, f"stages explain more than there was: {[answer.timings for answer in answers]}"
     assert all(answer.client_ttft_s > answer.timings["ttft_s"] for answer in answers)
 
 
@@ -129,15 +139,11 @@ async def test_prompts_of_one_chunk_and_of_many(served: Served) -> None:
     """Every stage is some answer's longest here or below, so none can be misreported unnoticed."""
     rng = random.Random(0)
     before = await metrics(served)
-    short = [await ask(served, 20, 3, rng) for _ in range(8)]
-    long = [await ask(served, 1300, 3, rng) for _ in range(4)]  # three steps of prefill
+    short = [await ask(served, 20, 3, rng) for _ in range(12)]
+    long = [await ask(served, 1300, 3, rng) for _ in range(6)]  # three steps of prefill
     check_sums(short)
     check_sums(long)
-    beyond_s = [answer.client_ttft_s - answer.timings["ttft_s"] - answer.hop_s for answer in short]
-    assert min(beyond_s) < HTTP_S, beyond_s
-    for answer in long:
-        assert answer.timings["prefill_s"] > 0.5 * answer.timings["ttft_s"]
-        assert answer.timings["transfer_s"] > 0
+    assert all(answer.timings["transfer_s"] > 0 for answer in long)
     check_metrics(before, await metrics(served), short + long)
 
 
@@ -156,7 +162,7 @@ async def test_requests_that_wait_for_others(served: Served) -> None:
 async def test_an_answer_of_one_token_has_no_second(served: Served) -> None:
     rng = random.Random(2)
     before = await metrics(served)
-    answers = [await ask(served, 20, 1, rng) for _ in range(5)]
+    answers = [await ask(served, 20, 1, rng) for _ in range(12)]
     check_sums(answers)
     for answer in answers:
         assert "second_token_s" not in answer.timings
@@ -170,18 +176,35 @@ async def test_one_worker_that_does_both(serve_url: str) -> None:
         await alone.await_ready()
         await ask(alone, 20, 2, rng)
         before = await metrics(alone)
-        short = [await ask(alone, 20, 3, rng) for _ in range(6)]
-        beside = await asyncio.gather(*(ask(alone, 600, 3, rng) for _ in range(4)))
-        check_sums(short)
-        check_sums(beside)
+        short = [await ask(alone, 20, 3, rng) for _ in range(12)]
+        beside = await asyncio.gather(*(ask(alone, 600, 3, rng) for _ in range(8)))
+        check_sums(short, is_colocated=True)
+        check_sums(beside, is_colocated=True)
         assert all(answer.timings["transfer_s"] == answer.timings["handoff_s"] == 0 for answer in short)
         check_metrics(before, await metrics(alone), [*short, *beside])
 
 
-async def test_the_check_finds_a_stage_that_is_left_out() -> None:
+@pytest.mark.parametrize("hop_s", [0.001, 1.0])
+async def test_the_check_finds_a_stage_that_is_left_out(hop_s: float) -> None:
     right = {"ttft_s": 1.0, "ttft_unexplained_s": 0.001} | dict.fromkeys(TO_FIRST_TOKEN, 0.0) | {"prefill_s": 0.999}
-    check_sums([Timed(right, 1.01, 0.001)])
+    check_sums([Timed(right, 1.01, hop_s)])
+    for left_out in (
+        {"prefill_s": 0.97, "ttft_unexplained_s": 0.03},  # tens of milliseconds
+        {"prefill_s": 0.97},  # and not said
+        {"prefill_s": 1.01, "ttft_unexplained_s": -0.01},  # counted twice
+    ):
+        with pytest.raises(AssertionError):
+            check_sums([Timed({**right, **left_out}, 1.01, hop_s)] * 3)
+
+
+async def test_the_check_knows_late_messages_from_stages_that_are_wrong() -> None:
+    first = {"ttft_s": 1.0, "ttft_unexplained_s": 0.0} | dict.fromkeys((*TO_FIRST_TOKEN, *TO_SECOND_TOKEN), 0.0) | {"prefill_s": 1.0}
+    exact, late = (
+        Timed({**first, "second_token_s": 0.025 - late_s, "second_token_unexplained_s": -late_s, "first_step_s": 0.025}, 1.01, 0.001)
+        for late_s in (0.0, 0.02)
+    )
+    check_sums([exact, exact, late], is_colocated=True)
     with pytest.raises(AssertionError):
-        check_sums([Timed({**right, "prefill_s": 0.9, "ttft_unexplained_s": 0.1}, 1.01, 0.001)])
+        check_sums([exact, late, late], is_colocated=True)
     with pytest.raises(AssertionError):
-        check_sums([Timed({**right, "prefill_s": 0.9}, 1.01, 0.001)])
+        check_sums([exact, late])

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from benchmarks.memory import command_of, resident_bytes
 from deploy.process_tree import descendants
-from tests.integration.served import Served
+from tests.integration.served import SPARE_SOCKETS, Served
 
 PROXY = "Proxy"
 DEPLOYMENTS = ("Gateway", "Router", "Prefill", "Decode")
-_SPARE_FILES = 6  # Ray opens a connection of its own now and then; a leak of one a request is a hundred
 _CLOSE_S = 15.0
 
 
@@ -69,7 +68,7 @@ def open_files(served: Served) -> dict[Process, int]:
 
 
 async def await_files_closed(served: Served, before: dict[Process, int]) -> None:
-    """Returns when each process has as many open files as it had; that is bound to come soon."""
+    """Returns when each process has as many open files as it had, but for `SPARE_SOCKETS`; that is bound to come soon."""
     deadline_s = time.monotonic() + _CLOSE_S
     while left := _more_open(before, open_files(served)):
         assert time.monotonic() < deadline_s, left
@@ -78,4 +77,4 @@ async def await_files_closed(served: Served, before: dict[Process, int]) -> None
 
 def _more_open(before: dict[Process, int], now: dict[Process, int]) -> dict[Process, tuple[int, int]]:
     assert set(now) == set(before), "these are other processes"
-    return {process: (before[process], count) for process, count in now.items() if count > before[process] + _SPARE_FILES}
+    return {process: (before[process], count) for process, count in now.items() if count > before[process] + SPARE_SOCKETS}

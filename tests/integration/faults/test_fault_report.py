@@ -36,14 +36,14 @@ FINE = [
     (asking(Way.STREAM, 5.0, 12.0, failure=EVENT), "Decode"),
     (asking(Way.STREAM, 5.0, 10.1, failure=BROKEN), PROXY),
     (asking(Way.GRPC, 5.0, 12.0, failure=Failure("grpc", "UNAVAILABLE")), "Gateway"),
-    (asking(Way.STREAM, 10.1, 10.2, failure=EVENT), "Decode"),  # its byte was on its way
+    (asking(Way.STREAM, 12.5, 12.6, failure=EVENT), "Decode"),  # its byte was on its way
 ]
 WRONG = [
     (asking(Way.WHOLE, 15.0, 15.0, answer=Answer("Somebody.", "stop", (2, 3))), "Decode", "a wrong answer"),
     (asking(Way.WHOLE, 15.0, 15.0, answer=Answer("Nobody.", "stop", (2, 4))), "Decode", "a wrong answer"),
     (asking(Way.WHOLE, None, 12.0, failure=STATUS), "Decode", "no fault had the right"),
     (asking(Way.STREAM, None, 12.0, failure=EVENT), "Gateway", "no fault had the right"),
-    (asking(Way.STREAM, 11.0, 12.0, failure=EVENT), "Decode", "no fault had the right"),
+    (asking(Way.STREAM, 13.5, 14.0, failure=EVENT), "Decode", "no fault had the right"),
     (asking(Way.STREAM, 5.0, 12.0, failure=EVENT), "Router", "no fault had the right"),
     (asking(Way.GRPC, 5.0, 12.0, failure=Failure("grpc", "UNAVAILABLE")), PROXY, "no fault had the right"),
     (asking(Way.STREAM, 5.0, 20.5, failure=EVENT), "Decode", "it hung"),

@@ -7,10 +7,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.faults.asking import Asking
 from tests.integration.faults.clients import Way, connected
@@ -20,7 +22,7 @@ from tests.integration.served import Served
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
 
 REACH_S = 30.0
-FREE_S = 5.0  # about one second on a machine with nothing else to do
+FREE_S = 20.0  # about one on a machine with nothing else to do; shorter than a lease, after which KV is free anyway
 
 Books = dict[str, Any]
 
@@ -55,6 +57,23 @@ async def leave(served: Served, request: asyncio.Task[None], held: Callable[[Boo
     print(f"left {stage}: free after {freed_s:.2f} s")
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process does nothing inside."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def num_refused(served: Served) -> float:
+    """Requests that left the queue because no worker could take them."""
+    families = text_string_to_metric_families((await served.get("/metrics")).text)
+    samples = [sample for family in families for sample in family.samples if sample.name == "baton_router_rejections_total"]
+    return sum(sample.value for sample in samples if sample.labels["reason"] == "no_capacity")
+
+
 @pytest.fixture(params=list(Way), ids=lambda way: way.value)
 def way(request: pytest.FixtureRequest) -> Way:
     chosen: Way = request.param
@@ -62,23 +81,26 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 async def test_in_the_queue(served: Served, way: Way) -> None:
-    """A long prompt takes the prefill worker's whole budget, so the next one waits; the first goes on to its end."""
+    """A long prompt takes the prefill worker's whole budget, and the worker is stopped, so the next one waits; the first goes on to its
+    end afterwards."""
+    [prefill] = served.pids("Prefill")
+    refused = await num_refused(served)
     long = Asking(Question(prose(random.Random(), 12_000), max_tokens=2), Way.WHOLE)
     async with connected(served) as clients:
-        ahead = asyncio.create_task(long.run(clients))
-        await until(served, lambda books: num_placed(books) == 1, REACH_S)
-        waiting = asyncio.create_task(Asking(Question("Once upon a time", max_tokens=8), way).run(clients))
-        await leave(served, waiting, num_queued, "the queue", num_others=1)
-        assert not ahead.done(), "it was the client that ended the waiting"
+        with stopped(prefill):
+            ahead = asyncio.create_task(long.run(clients))
+            await until(served, lambda books: num_placed(books) == 1, REACH_S)
+            waiting = asyncio.create_task(Asking(Question("Once upon a time", max_tokens=8), way).run(clients))
+            await leave(served, waiting, num_queued, "the queue", num_others=1)
         await ahead
     assert long.answer is not None, long.failure
+    assert await num_refused(served) == refused, "it was the client that ended the waiting"
 
 
 async def test_in_prefill(served: Served, way: Way) -> None:
     async with connected(served) as clients:
         asking = Asking(Question(prose(random.Random(), 12_000), max_tokens=8), way)
         await leave(served, asyncio.create_task(asking.run(clients)), blocks("prefill", "owned"), "prefill")
-    assert asking.num_pieces == 0
 
 
 async def test_between_prefill_and_decode(served: Served, way: Way) -> None:
@@ -86,15 +108,12 @@ async def test_between_prefill_and_decode(served: Served, way: Way) -> None:
     [decode] = served.pids("Decode")
     async with connected(served) as clients:
         asking = Asking(Question(prose(random.Random(), 600), max_tokens=8), way)
-        os.kill(decode, signal.SIGSTOP)
-        try:
+        with stopped(decode):
             await leave(served, asyncio.create_task(asking.run(clients)), blocks("prefill", "leased"), "between prefill and decode")
-        finally:
-            os.kill(decode, signal.SIGCONT)
     assert asking.num_pieces <= 1, "the first token is prefill's"
 
 
 async def test_in_decode(served: Served, way: Way) -> None:
     async with connected(served) as clients:
-        asking = Asking(Question("Once upon a time", max_tokens=4000, ignore_eos=True), way)
+        asking = Asking(Question("Once upon a time", max_tokens=7000, ignore_eos=True), way)
         await leave(served, asyncio.create_task(asking.run(clients)), blocks("decode", "owned"), "decode")

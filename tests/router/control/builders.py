@@ -116,3 +116,31 @@ async def answered(task: asyncio.Task[Placement]) -> Placement:
 def names(tasks: list[asyncio.Task[Placement]]) -> list[str]:
     """Those that have been answered with a placement."""
     return [task.get_name() for task in tasks if task.done() and not task.cancelled() and task.exception() is None]
+
+
+def ready_cluster(**config: Any) -> Cluster:
+    """One idle prefill worker `p`, and one idle decode worker `d`."""
+    cluster = Cluster(**config)
+    cluster.report(prefill_load(), load("d"))
+    return cluster
+
+
+def full_cluster(**config: Any) -> Cluster:
+    """Its one decode worker has room for nothing."""
+    cluster = Cluster(**config)
+    cluster.report(prefill_load(), load("d", num_seqs_running=8))
+    return cluster
+
+
+def prefill_of(placement: Placement) -> str:
+    """The prefill worker's incarnation."""
+    assert placement.prefill is not None
+    return placement.prefill.incarnation
+
+
+def assert_empty(cluster: Cluster) -> None:
+    """The router holds nothing, and finds its books right."""
+    books = cluster.router.books()
+    assert (books.faults, books.requests) == ((), ())
+    assert not any(books.held.values()), books.held
+    assert cluster.router.queue.num_tokens == 0
