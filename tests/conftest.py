@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ import pytest
 from deploy.environment import prepare_environment
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: on few cores its threads only spin against each other
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job: processes that tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["RAY_AUTH_MODE"] = "disabled"  # the cluster lives as long as this process, on loopback
 os.environ["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] = "0.05"
 prepare_environment()
