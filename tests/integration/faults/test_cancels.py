@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,7 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="function")]
 
 NUM_IN_FLIGHT = 12
 STAYS = 0.2  # this share of the clients reads to the end
-LIFE_S = 4.0  # about what an answer takes with so many others in flight
 
 DEADLINES = {
     ("status", "408 deadline_exceeded"),
@@ -30,29 +32,41 @@ DEADLINES = {
     ("grpc", "RESOURCE_EXHAUSTED"),
 }
 
-Leave = Callable[[Served, Clients, Asking, random.Random], Awaitable[None]]
+
+@dataclass(frozen=True)
+class Moments:
+    """When clients leave: uniform over the time that answers take."""
+
+    rng: random.Random
+    life_s: float
+
+    def draw_s(self, earliest_s: float = 0.0) -> float:
+        return self.rng.uniform(earliest_s, max(self.life_s, 2 * earliest_s))
 
 
-async def at_a_moment(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
+Leave = Callable[[Served, Clients, Asking, Moments], Awaitable[None]]
+
+
+async def at_a_moment(_served: Served, clients: Clients, asking: Asking, moments: Moments) -> None:
     """Any: in the queue, in prefill, in the handoff, in decode, in the middle of a message."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(rng.uniform(0.0, LIFE_S)):
+        async with asyncio.timeout(moments.draw_s()):
             await asking.run(clients)
 
 
-async def on_a_message(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
-    await asking.run(clients, leave_after=rng.randint(1, 6))
+async def on_a_message(_served: Served, clients: Clients, asking: Asking, moments: Moments) -> None:
+    await asking.run(clients, leave_after=moments.rng.randint(1, 6))
 
 
-async def with_the_connection(served: Served, _clients: Clients, asking: Asking, rng: random.Random) -> None:
+async def with_the_connection(served: Served, _clients: Clients, asking: Asking, moments: Moments) -> None:
     """The client's whole channel or connection pool goes."""
     async with connected(served) as own:
-        await at_a_moment(served, own, asking, rng)
+        await at_a_moment(served, own, asking, moments)
 
 
-async def at_a_deadline(_served: Served, clients: Clients, asking: Asking, rng: random.Random) -> None:
+async def at_a_deadline(_served: Served, clients: Clients, asking: Asking, moments: Moments) -> None:
     """Told to the server, which ends the request itself."""
-    await asking.run(clients, timeout_s=rng.uniform(0.05, LIFE_S))
+    await asking.run(clients, timeout_s=moments.draw_s(0.05))
 
 
 LEAVES: list[Leave] = [at_a_moment, at_a_moment, on_a_message, with_the_connection, at_a_deadline]
@@ -61,11 +75,12 @@ LEAVES: list[Leave] = [at_a_moment, at_a_moment, on_a_message, with_the_connecti
 class CancelRun:
     """A closed loop of clients, most of which leave."""
 
-    def __init__(self, served: Served, clients: Clients, questions: list[Question], seed: int) -> None:
+    def __init__(self, served: Served, clients: Clients, questions: list[Question], moments: Moments) -> None:
         self._served = served
         self._clients = clients
         self._questions = questions
-        self._rng = random.Random(seed)
+        self._moments = moments
+        self._rng = moments.rng
         self.left: list[Asking] = []
         self.stayed: list[Asking] = []
 
@@ -81,7 +96,14 @@ class CancelRun:
                 await asking.run(self._clients)
             else:
                 self.left.append(asking)
-                await self._rng.choice(LEAVES)(self._served, self._clients, asking, self._rng)
+                await self._rng.choice(LEAVES)(self._served, self._clients, asking, self._moments)
+
+
+async def life_s(clients: Clients, questions: list[Question]) -> float:
+    """What an answer takes with so many others in flight: the median."""
+    askings = [Asking(question, way) for question, way in zip(questions, itertools.cycle(Way), strict=False)]
+    await asyncio.gather(*(asking.run(clients) for asking in askings))
+    return statistics.median(asking.ended_s - asking.started_s for asking in askings if asking.ended_s is not None)
 
 
 @pytest.mark.parametrize("num_leaving", [100, pytest.param(500, marks=pytest.mark.slow)])
@@ -90,11 +112,12 @@ async def test_clients_that_leave(served: Served, num_leaving: int) -> None:
     questions = draw_questions(rng, 12)
     async with connected(served) as clients:
         answers = await answers_of(clients, questions)
-        await CancelRun(served, clients, questions, seed=0).run(NUM_IN_FLIGHT)  # opens what stays open
+        moments = Moments(rng, await life_s(clients, [question.uncached(rng) for question in questions]))
+        await CancelRun(served, clients, questions, moments).run(NUM_IN_FLIGHT)  # opens what stays open
     await served.await_balance()
     files = open_files(served)
     async with connected(served) as clients:
-        run = CancelRun(served, clients, [question.uncached(rng) for question in questions], seed=num_leaving)
+        run = CancelRun(served, clients, [question.uncached(rng) for question in questions], moments)
         await run.run(num_leaving)
     await served.await_balance()
     await await_files_closed(served, files)

@@ -243,7 +243,7 @@ async def test_stages_add_up(tokenizer: Tokenizer, roles: tuple[WorkerRole, ...]
         extra = timings.extra
         first = timings.gateway_s + timings.queue_s + timings.prefill_wait_s + timings.prefill_s + extra["failed_attempts_s"]
         assert extra["ttft_s"] == pytest.approx(first + extra["ttft_unexplained_s"])
-        second = timings.transfer_s + timings.decode_wait_s + timings.first_step_s + extra["declined_s"]
+        second = extra["handoff_s"] + timings.transfer_s + timings.decode_wait_s + timings.first_step_s + extra["declined_s"]
         assert extra["second_token_s"] == pytest.approx(second + extra["second_token_unexplained_s"])
         assert (timings.prefill_wait_s, timings.prefill_s) == (0.001, 0.002)
         if roles != COLOCATED:
