@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,11 +43,10 @@ class RouterClient:
 
     async def admit(self, request: AdmitRequest) -> Placement:
         """See `Router.admit`. A router that took this gateway for dead, while it was stopped, is asked again."""
-        started_s = time.monotonic()
-        waited_s = itertools.chain([0.0], iter(lambda: time.monotonic() - started_s, None))  # a first submission has not waited
+        submissions = _submissions(request)
         while True:
             try:
-                return decode(Placement, await self._patiently(Method.ADMIT, lambda: encode(replace(request, waited_s=next(waited_s)))))
+                return decode(Placement, await self._patiently(Method.ADMIT, submissions))
             except StaleEpoch:
                 continue
 
@@ -86,11 +85,11 @@ class RouterClient:
         return decode(HeartbeatReply, await self._send(Method.HEARTBEAT, encode(beat)))
 
     async def _send(self, method: Method, payload: bytes) -> bytes:
-        return await self._patiently(method, lambda: payload)
+        return await self._patiently(method, itertools.repeat(payload))
 
-    async def _patiently(self, method: Method, payload: Callable[[], bytes]) -> bytes:
+    async def _patiently(self, method: Method, payloads: Iterator[bytes]) -> bytes:
         """The router's answer. What it refuses itself, with NoCapacity too, comes in the envelope and is not repeated."""
-        sealed = await self._reach(method, payload())
+        sealed = await self._reach(method, next(payloads))
         give_up_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_PAUSE_S
         while isinstance(sealed, NoCapacity):
@@ -98,7 +97,7 @@ class RouterClient:
                 raise sealed
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            sealed = await self._reach(method, payload())
+            sealed = await self._reach(method, next(payloads))
         try:
             return unseal(sealed)
         except WireError as error:
@@ -109,3 +108,11 @@ class RouterClient:
             return await self._call(method.value, payload)
         except NoCapacity as error:
             return error
+
+
+def _submissions(request: AdmitRequest) -> Iterator[bytes]:
+    """The request as it is submitted, and again: then with the time that it has waited since the first."""
+    started_s = time.monotonic()
+    yield encode(request)
+    while True:
+        yield encode(replace(request, waited_s=time.monotonic() - started_s))

@@ -26,7 +26,7 @@ from router.gateway.http_io import TIMEOUT_HEADER
 
 _MAX_ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.2  # Serve strikes a dead replica off its list in about this time; after that it waits for the next one
-_MAX_KEPT_BYTES: Final = 16 * 2**20  # larger bodies are sent once: no gateway takes them anyway
+_MAX_KEPT_BYTES: Final = 16 * 2**20  # larger bodies are sent once: the proxy would hold them for as long as the answer takes
 _ANSWER_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 _TIMEOUT_HEADER: Final = TIMEOUT_HEADER.encode()
 _LEAST_TIMEOUT_S: Final = 0.001  # the gateway answers 408
