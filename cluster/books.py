@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.process_state import ProcessState, process_name
+from cluster.types import request_id_of
 
 POOL_MEMFD: Final = "baton-kv"  # the name of every KV pool's shared memory file; libraries have files of their own
 _MAX_FAULT_CHARS: Final = 500
@@ -59,7 +60,7 @@ def faults_of(*checks: Callable[[], None]) -> tuple[str, ...]:
 
 def request_ids(keys: Iterable[str]) -> tuple[str, ...]:
     """The request ids of `Request.key`s, whichever attempt, in order."""
-    return tuple(sorted({key.rpartition("/")[0] for key in keys}))
+    return tuple(sorted(set(map(request_id_of, keys))))
 
 
 def _text(error: AssertionError) -> str:

@@ -83,6 +83,11 @@ class Request:
         return len(self.prompt_token_ids)
 
 
+def request_id_of(key: str) -> str:
+    """The request's id in a `Request.key`, whichever attempt."""
+    return key.rpartition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
     """One generated token. `logprob` and `top_logprobs` are the model's own (before temperature and penalties)."""

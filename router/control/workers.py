@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cluster.types import WorkerLoad, WorkerRole, WorkerState
+from cluster.types import WorkerLoad, WorkerRole, WorkerState, request_id_of
 
 _FORGET_FACTOR: Final = 10
 _MAX_RETIRED: Final = 4096
@@ -89,7 +89,7 @@ class WorkerRegistry:
         return sum(worker.load.role is role for worker in self._workers.values())
 
     def _store(self, load: WorkerLoad, now_s: float) -> None:
-        self._keep(Worker(load, now_s, frozenset(key.rpartition("/")[0] for key in load.live_requests)))
+        self._keep(Worker(load, now_s, frozenset(map(request_id_of, load.live_requests))))
 
     def _keep(self, worker: Worker) -> None:
         self._workers[worker.load.worker_id] = worker
