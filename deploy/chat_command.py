@@ -13,10 +13,9 @@ from typing import Final
 
 from cluster.errors import ConfigError
 from deploy.conversation import Conversation
-from deploy.openai_client import OpenAIServer, ServerError
+from deploy.openai_client import DEFAULT_URL, OpenAIServer, ServerError
 from deploy.terminal import dim, has_attributes, printable
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _URL: Final = re.compile(r"\w+://\S*|[\w.-]+:\d+(/\S*)?")
 _FIELDS: Final = ("temperature", "max_tokens", "seed")
 _HELP: Final = """/reset         forget the conversation; the system message stays

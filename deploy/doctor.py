@@ -7,12 +7,10 @@ Exit codes: 0 balanced (with `--wait`: and idle), 1 something is off, or not idl
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +18,7 @@ from urllib.parse import urlsplit
 from cluster.books import ClusterBooks, ProcessBooks
 from cluster.wire import WireError, validated
 from deploy.diagnosis import CONFIRM_S, Diagnosis, diagnose, in_order
+from deploy.openai_client import DEFAULT_URL, OpenAIServer, ServerError
 
 _PATH: Final = "/v1/cluster/books"
 _TIMEOUT_S: Final = 30.0
@@ -32,9 +31,7 @@ class Unreachable(Exception):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command line of `baton doctor`."""
-    parser.add_argument(
-        "url", nargs="?", type=_url, default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
-    )
+    parser.add_argument("url", nargs="?", type=_url, default=DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
     parser.add_argument("--wait", type=_seconds, default=0.0, metavar="S", help="ask until the cluster is idle and balanced, for S seconds")
     parser.add_argument("--json", action="store_true", help="print the books and the findings as JSON")
 
@@ -75,11 +72,12 @@ def fetch_books(url: str) -> ClusterBooks:
         Unreachable: the message says what came instead.
     """
     try:
-        status, body = _get(url)
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{url} does not answer: {str(error) or type(error).__name__}") from error
+        status, body = OpenAIServer(url, _TIMEOUT_S).get(_PATH)
+    except ServerError as error:
+        cause = error.__cause__
+        raise Unreachable(f"{url} does not answer: {str(cause) or type(cause).__name__}") from error
     if status != 200:
-        raise Unreachable(f"{url}{_PATH} answers HTTP {status}: {body[:200].decode(errors='replace').strip()}")
+        raise Unreachable(f"{url}{_PATH} answers HTTP {status}: {body[:200].strip()}")
     try:
         return validated(ClusterBooks, json.loads(body))
     except (ValueError, WireError) as error:
@@ -94,15 +92,6 @@ def _patiently(fetch: Callable[[], ClusterBooks], until_s: float) -> ClusterBook
             if time.monotonic() >= until_s:
                 raise
         time.sleep(CONFIRM_S)
-
-
-def _get(url: str) -> tuple[int, bytes]:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    with closing(kind(parts.netloc, timeout=_TIMEOUT_S)) as connection:
-        connection.request("GET", parts.path + _PATH)
-        response = connection.getresponse()
-        return response.status, response.read()
 
 
 def _as_json(books: ClusterBooks, found: Diagnosis) -> dict[str, Any]:
@@ -135,7 +124,7 @@ def _mib(num_bytes: int) -> str:
 def _url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL, as http://127.0.0.1:8000")
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL, as {DEFAULT_URL}")
     return text.rstrip("/").removesuffix("/v1")
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from cluster.errors import ConfigError
 from deploy.sse import event_data
 
+DEFAULT_URL: Final = "http://127.0.0.1:8000"  # of a server that this machine serves
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 _SHOWN_CHARS: Final = 300  # of a body that is no OpenAI error

@@ -13,9 +13,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from deploy.cluster_table import Sample, cluster_lines, duration, fitted
-from deploy.openai_client import OpenAIServer, ServerError
+from deploy.openai_client import DEFAULT_URL, OpenAIServer, ServerError
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _PATH: Final = "/v1/cluster"
 _TIMEOUT_S: Final = 10.0
 _HOME, _CLEAR_LINE, _CLEAR_BELOW, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
