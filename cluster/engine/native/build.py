@@ -50,7 +50,7 @@ def load_kernels(report: Report = _LOG.info) -> ModuleType | None:
     """
     if _NAME not in LOADED:
         try:
-            LOADED[_NAME] = _import(_built(report))
+            LOADED[_NAME] = _import(build_library(report))
         except (BuildError, OSError, ImportError) as error:
             _LOG.warning("no native kernels: %s; linears and attention run through torch instead, slower", error)
             LOADED[_NAME] = None
@@ -69,15 +69,6 @@ def native_module() -> ModuleType:
     return module
 
 
-def is_built() -> bool:
-    """Whether the library for this machine is in the cache. Imports no torch.
-
-    Raises:
-        BuildError: this machine cannot have one.
-    """
-    return library_path().exists()
-
-
 def library_path() -> Path:
     """Where the library for these sources, this compiler and this torch belongs.
 
@@ -92,7 +83,13 @@ def library_path() -> Path:
     return cache_folder() / "native" / digest.hexdigest()[:16] / f"{_NAME}.so"
 
 
-def _built(report: Report) -> Path:
+def build_library(report: Report) -> Path:
+    """The library for this machine; built, where the cache lacks it. Imports no torch: compiling is another process's.
+
+    Raises:
+        BuildError: this machine cannot have one.
+        OSError: the cache cannot be written.
+    """
     library = library_path()
     if library.exists():
         return library
@@ -161,7 +158,7 @@ def _import(library: Path) -> ModuleType:
 def main() -> int:
     """Builds, or says why not."""
     try:
-        print(_built(lambda line: print(line, flush=True)))
+        print(build_library(lambda line: print(line, flush=True)))
     except (BuildError, OSError) as error:
         print(f"no native kernels: {error}", file=sys.stderr)
         return 1
