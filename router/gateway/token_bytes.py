@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -33,10 +34,12 @@ def _byte_level_alphabet() -> Mapping[str, int]:
 
 
 def _byte_level(piece: Piece) -> Piece:
-    alphabet = _byte_level_alphabet()
-    if isinstance(piece, bytes) or any(char not in alphabet for char in piece):
+    if isinstance(piece, bytes):
+        return piece
+    try:
+        return bytes(map(_byte_level_alphabet().__getitem__, piece))
+    except KeyError:
         return piece  # an added token holds its own text
-    return bytes(alphabet[char] for char in piece)
 
 
 def _byte_fallback(piece: Piece) -> Piece:
@@ -56,7 +59,11 @@ _PLAIN_STEPS: Final[Mapping[str, Step]] = {"ByteLevel": _byte_level, "ByteFallba
 
 
 class TokenBytes:
-    """Token id → bytes, and how many leading blanks of a whole text are dropped."""
+    """Token id → bytes, and how many leading blanks of a whole text are dropped.
+
+    All of them are worked out at once and kept end to end: a tenth of what as many `bytes` in a dict would take, and nothing that grows
+    for hours, as tokens come for the first time.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """
@@ -70,14 +77,21 @@ class TokenBytes:
         self._steps = self._build(description["decoder"])
         special = (added["id"] for added in description["added_tokens"] if added["special"])
         self.special_ids = frozenset(special)
-        self._cache: dict[int, bytes] = {}
+        self._all, self._ends = self._table()
 
     def __getitem__(self, token_id: int) -> bytes:
         """Bytes of one token; none for an id that the tokenizer does not know (models pad their vocabularies)."""
-        found = self._cache.get(token_id)
-        if found is None:
-            found = self._cache[token_id] = self._compute(token_id)
-        return found
+        if token_id >= len(self._ends):
+            return b""
+        return self._all[self._ends[token_id - 1] if token_id else 0 : self._ends[token_id]]
+
+    def _table(self) -> tuple[bytes, array[int]]:
+        """The bytes of all tokens by id, joined, and where each one ends."""
+        joined, ends = bytearray(), array("I")
+        for token_id in range(max(self._tokenizer.get_vocab().values(), default=-1) + 1):
+            joined += self._compute(token_id)
+            ends.append(len(joined))
+        return bytes(joined), ends
 
     def _compute(self, token_id: int) -> bytes:
         piece: Piece | None = self._tokenizer.id_to_token(token_id)

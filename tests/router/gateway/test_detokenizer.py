@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,25 @@ def test_flush_shows_a_character_that_was_never_finished() -> None:
 
 def test_ids_out_of_the_vocabulary_have_no_text() -> None:
     assert deltas(byte_level(), [100_000]) == ["", ""]
+
+
+def test_every_token_has_its_bytes() -> None:
+    tokenizer = byte_level()
+    found = token_bytes(tokenizer)
+    ids = [token_id for token_id in range(tokenizer.get_vocab_size()) if token_id not in found.special_ids]
+    assert b"".join(found[token_id] for token_id in ids).decode(errors="replace") == tokenizer.decode(ids)
+
+
+def test_tokens_that_come_for_the_first_time_take_no_memory() -> None:
+    found = TokenBytes(byte_level())
+    tracemalloc.start()
+    try:
+        for token_id in range(10_000):  # most are of no token: models pad their vocabularies
+            found[token_id]
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 1024
 
 
 @pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.CTC(), decoders.Strip(" ", 1, 0), None])
