@@ -28,13 +28,17 @@ class WorkerStream(Generic[E]):
         self._call = call
 
     async def read(self) -> E | None:
-        """The next event; None when the worker ended the stream well.
+        """The next event; None when the worker ended the stream well. Cancelling it ends the call.
 
         Raises:
             BatonError: the call failed; the worker's own error where it sent one.
         """
         try:
-            message: Any = await self._call.read()
+            # Shielded: grpc.aio never frees a read whose awaiter is cancelled (grpc/grpc#43360), but one that ends with its call it does.
+            message: Any = await asyncio.shield(self._call.read())
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
         except aio.AioRpcError as failure:
             raise _error_of(failure) from failure
         if message is aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
