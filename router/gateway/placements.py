@@ -1,8 +1,9 @@
 """The placements this gateway holds, and the calls to the router that concern them.
 
 Every request that was submitted is finished exactly once, whatever became of it. `finish` does not wait: the call goes out from a task of
-the book, so neither a cancelled request nor a slow router can skip or delay it. What gets lost is put right by the next heartbeat, which
-lists all placements that are live: the router ends those of this gateway that it does not list, and learns those that it has forgotten.
+the book, outside the request's context, so neither a cancelled request nor a slow router can skip or delay it. What gets lost is put
+right by a later heartbeat, which lists all placements that are live: the router ends those of this gateway that it does not list, and
+learns those that it has forgotten.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, Final
 
@@ -118,7 +120,8 @@ class PlacementBook:
             await asyncio.wait(self._tasks)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._settled(call))
+        # Serve cancels a request together with the calls in its context: when its client leaves, the very call that tells so.
+        task = asyncio.create_task(self._settled(call), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

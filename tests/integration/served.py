@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import yaml
 from openai import AsyncOpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.books import ClusterBooks
 from cluster.process_state import ProcessState
@@ -51,6 +52,12 @@ class Served:
     async def processes(self) -> ClusterBooks:
         """`/v1/cluster/books`."""
         return validated(ClusterBooks, (await self.get("/v1/cluster/books")).json())
+
+    async def counted(self, name: str, **labels: str) -> float:
+        """The sum of a counter's samples with these labels, over all processes; its name as in `/metrics`."""
+        families = text_string_to_metric_families((await self.get("/metrics")).text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     async def await_balance(self) -> None:
         """Returns when every process holds nothing and finds its books right, and all agree; that is bound to come soon."""

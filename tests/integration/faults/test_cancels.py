@@ -106,6 +106,11 @@ async def life_s(clients: Clients, questions: list[Question]) -> float:
     return statistics.median(asking.ended_s - asking.started_s for asking in askings if asking.ended_s is not None)
 
 
+async def num_lost_ends(served: Served) -> float:
+    """Placements that the router ended seconds late, since only a heartbeat told it."""
+    return await served.counted("baton_router_placements_ended_total", reason="unlisted")
+
+
 @pytest.mark.parametrize("num_leaving", [100, pytest.param(500, marks=pytest.mark.slow)])
 async def test_clients_that_leave(served: Served, num_leaving: int) -> None:
     rng = random.Random(num_leaving)
@@ -115,12 +120,13 @@ async def test_clients_that_leave(served: Served, num_leaving: int) -> None:
         moments = Moments(rng, await life_s(clients, [question.uncached(rng) for question in questions]))
         await CancelRun(served, clients, questions, moments).run(NUM_IN_FLIGHT)  # opens what stays open
     await served.await_balance()
-    files = open_files(served)
+    files, lost = open_files(served), await num_lost_ends(served)
     async with connected(served) as clients:
         run = CancelRun(served, clients, [question.uncached(rng) for question in questions], moments)
         await run.run(num_leaving)
     await served.await_balance()
     await await_files_closed(served, files)
+    assert await num_lost_ends(served) == lost, "the router hears of each end at once, from the gateway"
     right = {question.prompt: answer for question, answer in answers.items()}
     for asking in run.stayed + run.left:
         if asking.answer is not None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.faults.asking import Asking
 from tests.integration.faults.clients import Way, connected
@@ -69,9 +68,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 async def num_refused(served: Served) -> float:
     """Requests that left the queue because no worker could take them."""
-    families = text_string_to_metric_families((await served.get("/metrics")).text)
-    samples = [sample for family in families for sample in family.samples if sample.name == "baton_router_rejections_total"]
-    return sum(sample.value for sample in samples if sample.labels["reason"] == "no_capacity")
+    return await served.counted("baton_router_rejections_total", reason="no_capacity")
 
 
 @pytest.fixture(params=list(Way), ids=lambda way: way.value)
