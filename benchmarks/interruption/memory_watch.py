@@ -24,7 +24,7 @@ class MemoryWatch:
             ProcessLookupError: there is no such process.
         """
         beside = [process.pid for process in descendants(_parent(pid)) if command_of(process.pid).startswith(_WATCHED)]
-        self.names = {each: command_of(each) for each in (pid, *beside)}
+        self.names = {each: _name(each) for each in (pid, *beside)}
         self._grown = dict.fromkeys(self.names, 0)
 
     @asynccontextmanager
@@ -40,7 +40,7 @@ class MemoryWatch:
 
     @property
     def living(self) -> list[int]:
-        return [each for each, name in self.names.items() if command_of(each) == name]
+        return [each for each, name in self.names.items() if _name(each) == name]
 
     @property
     def ended(self) -> list[str]:
@@ -58,6 +58,11 @@ class MemoryWatch:
                 with suppress(OSError):  # it has ended
                     self._grown[each] = max(self._grown[each], resident_bytes(each) - num_bytes)
             await asyncio.sleep(_INTERVAL_S)
+
+
+def _name(pid: int) -> str:
+    """Its title without the method that an actor is called by just now."""
+    return command_of(pid).partition(".")[0]
 
 
 def _parent(pid: int) -> int:

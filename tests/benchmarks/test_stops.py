@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,19 +133,19 @@ async def test_a_stream_that_fails_without_a_stop_ends_the_run() -> None:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[int]:
-    """A process that may be stopped."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        yield process.pid
+def replica() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that may be stopped, with a title as Ray gives it."""
+    with subprocess.Popen(["ray::ServeReplica:baton:Prefill.books", "60"], executable="/bin/sleep") as process:
+        yield process
         process.kill()
 
 
-async def test_a_stop_ends(sleeper: int) -> None:
-    stopping = asyncio.create_task(Stop.of(sleeper, 0.3))
+async def test_a_stop_ends(replica: subprocess.Popen[bytes]) -> None:
+    stopping = asyncio.create_task(Stop.of(replica.pid, 0.3))
     await asyncio.sleep(0.1)
-    assert state(sleeper) == "T"
+    assert state(replica.pid) == "T"
     stop = await stopping
-    assert state(sleeper) != "T"
+    assert state(replica.pid) != "T"
     assert stop.ended_s - stop.started_s >= 0.3
 
 
@@ -154,11 +153,11 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def test_runs_with_and_without_a_stop_in_turn(sleeper: int) -> None:
+async def test_runs_with_and_without_a_stop_in_turn(replica: subprocess.Popen[bytes]) -> None:
     """Streams that need nothing of the stopped process."""
     steady = Script(tuple((0.01, "a", 1) for _ in range(1000)))
     async with serving(FakeInference(steady)) as target:
-        found = await measure(target, sleeper, 2, Schedule(stop_s=1.5, lead_s=0.1, watch_s=0.1, rest_s=0.0))
+        found = await measure(target, replica.pid, 2, Schedule(stop_s=1.5, lead_s=0.1, watch_s=0.1, rest_s=0.0))
     assert [(pair["streams_stopped"], pair["failures"]) for pair in found["pairs"]] == [(0, [])] * 2
     assert found["tokens"] == sum(pair["tokens"] for pair in found["pairs"]) > 2 * 2 * 20
     assert found["stop"]["itl_p50_s"] > 0.009 < found["control"]["itl_p50_s"]
@@ -171,6 +170,16 @@ async def test_a_process_that_is_not_there() -> None:
             await measure(target, 2**22 + 1, 1, Schedule())
     with pytest.raises(ProcessLookupError):
         MemoryWatch(2**22 + 1)
+
+
+async def test_a_replica_is_known_whichever_method_its_title_names(replica: subprocess.Popen[bytes]) -> None:
+    memory = MemoryWatch(replica.pid)
+    async with memory.watching():
+        assert memory.names[replica.pid] == "ray::ServeReplica:baton:Prefill"
+        assert memory.ended == []
+        replica.kill()
+        replica.wait()
+    assert memory.ended == [f"ray::ServeReplica:baton:Prefill {replica.pid}"]
 
 
 def test_memory_grows_with_what_is_held() -> None:
