@@ -5,8 +5,12 @@ namespace baton::avx2 {
 
 #define BATON_INLINE inline __attribute__((always_inline))
 
+// 16 registers hold a sum for 4 rows and 16 columns, and what is multiplied. One row has room for all columns of a panel.
 constexpr int kTileRows = 4;
-constexpr int kTileVectors = 1;
+constexpr int tile_vectors(int num_rows) { return num_rows == 1 ? 2 : 1; }
+constexpr int64_t kPrefetchBytes = 8192;
+constexpr int64_t kGroupsAhead = 16;
+constexpr bool kSumsHoldZeroPoint = false;
 
 struct Floats {
   __m256 low, high;
@@ -14,12 +18,24 @@ struct Floats {
 struct Ints {
   __m256i low, high;
 };
-// Bytes of even and of odd place, widened to 16 bits: the byte products of AVX2 saturate, these do not.
-struct Split {
-  __m256i even_low, odd_low, even_high, odd_high;
+// Products of bytes are summed in 16 bits, which two of 255 × 127 do not fit. So channels lose their zero point as they are loaded, and
+// products are those of their magnitudes and of levels that took over their signs: 2 × 128 × 127 at most.
+struct SignedChannels {
+  __m256i low, high, low_magnitudes, high_magnitudes;
 };
-struct Unsigned : Split {};
-struct Signed : Split {};
+using UnsignedChannels = SignedChannels;
+struct Level {
+  __m256i bytes;  // signed
+};
+using UnsignedLevel = Level;
+using SignedLevel = Level;
+struct Nibbles {
+  __m256i low, high;
+};
+// In 16 bits: two for each lane, of 8 × 2 products at most, and so 30,480.
+struct NibbleSums {
+  __m256i low, high;
+};
 struct Pairs {
   Floats even, odd;
 };
@@ -92,11 +108,13 @@ BATON_INLINE float tree_sum(Floats values) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The lowest byte of each.
 BATON_INLINE void store_bytes(uint8_t* out, Ints values) {
-  alignas(32) int32_t lanes[16];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), values.low);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), values.high);
-  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>(lanes[i]);
+  const __m256i mask = _mm256_set1_epi32(0xff);
+  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(values.low, mask), _mm256_and_si256(values.high, mask));
+  const __m256i in_order = _mm256_permute4x64_epi64(words, 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
 }
 // To the nearest, ties to even; a NaN stays one.
 BATON_INLINE __m256i bf16_bits(__m256 values) {
@@ -111,32 +129,31 @@ BATON_INLINE void store_bf16(uint8_t* out, Floats values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
-BATON_INLINE Unsigned split_unsigned(__m256i low, __m256i high) {
-  const __m256i mask = _mm256_set1_epi16(0xff);
-  return {{_mm256_and_si256(low, mask), _mm256_srli_epi16(low, 8), _mm256_and_si256(high, mask), _mm256_srli_epi16(high, 8)}};
+BATON_INLINE SignedChannels with_magnitudes(__m256i low, __m256i high) {
+  return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
 }
-BATON_INLINE __m256i even_signed(__m256i bytes) { return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8); }
-BATON_INLINE Signed split_signed(__m256i low, __m256i high) {
-  return {{even_signed(low), _mm256_srai_epi16(low, 8), even_signed(high), _mm256_srai_epi16(high, 8)}};
+BATON_INLINE __m256i without_zero_point(__m256i bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); }
+BATON_INLINE SignedChannels load_signed(const uint8_t* bytes) { return with_magnitudes(load_half(bytes), load_half(bytes + 32)); }
+BATON_INLINE UnsignedChannels load_unsigned(const uint8_t* bytes) {
+  return with_magnitudes(without_zero_point(load_half(bytes)), without_zero_point(load_half(bytes + 32)));
 }
 BATON_INLINE __m256i broadcast_lane(const uint8_t* bytes) {
   int32_t lane;
   __builtin_memcpy(&lane, bytes, sizeof(lane));
   return _mm256_set1_epi32(lane);
 }
-BATON_INLINE Unsigned load_unsigned(const uint8_t* bytes) { return split_unsigned(load_half(bytes), load_half(bytes + 32)); }
-BATON_INLINE Signed load_signed(const uint8_t* bytes) { return split_signed(load_half(bytes), load_half(bytes + 32)); }
-BATON_INLINE Unsigned broadcast_unsigned(const uint8_t* bytes) { return split_unsigned(broadcast_lane(bytes), broadcast_lane(bytes)); }
-BATON_INLINE Signed broadcast_signed(const uint8_t* bytes) { return split_signed(broadcast_lane(bytes), broadcast_lane(bytes)); }
-BATON_INLINE Unsigned low_nibbles(const uint8_t* bytes) {
+BATON_INLINE SignedLevel broadcast_signed(const uint8_t* bytes) { return {broadcast_lane(bytes)}; }
+BATON_INLINE UnsignedLevel broadcast_unsigned(const uint8_t* bytes) { return {without_zero_point(broadcast_lane(bytes))}; }
+BATON_INLINE Nibbles load_nibbles(const uint8_t* bytes) { return {load_half(bytes), load_half(bytes + 32)}; }
+BATON_INLINE Nibbles low_nibbles(const uint8_t* bytes) {
   const __m256i mask = _mm256_set1_epi8(15);
-  return split_unsigned(_mm256_and_si256(load_half(bytes), mask), _mm256_and_si256(load_half(bytes + 32), mask));
+  return {_mm256_and_si256(load_half(bytes), mask), _mm256_and_si256(load_half(bytes + 32), mask)};
 }
-BATON_INLINE Unsigned high_nibbles(const uint8_t* bytes) {
+BATON_INLINE Nibbles high_nibbles(const uint8_t* bytes) {
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i low = _mm256_srli_epi16(load_half(bytes), 4);
   const __m256i high = _mm256_srli_epi16(load_half(bytes + 32), 4);
-  return split_unsigned(_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
+  return {_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)};
 }
 BATON_INLINE Pairs widen_pairs(__m256i low, __m256i high) {
   const __m256i mask = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000));
@@ -146,10 +163,27 @@ BATON_INLINE Pairs widen_pairs(__m256i low, __m256i high) {
 BATON_INLINE Pairs load_pairs(const uint8_t* bytes) { return widen_pairs(load_half(bytes), load_half(bytes + 32)); }
 BATON_INLINE Pairs broadcast_pairs(const uint8_t* bytes) { return widen_pairs(broadcast_lane(bytes), broadcast_lane(bytes)); }
 
-BATON_INLINE Ints dot(Ints sums, Unsigned a, Signed b) {
-  const __m256i low = _mm256_add_epi32(_mm256_madd_epi16(a.even_low, b.even_low), _mm256_madd_epi16(a.odd_low, b.odd_low));
-  const __m256i high = _mm256_add_epi32(_mm256_madd_epi16(a.even_high, b.even_high), _mm256_madd_epi16(a.odd_high, b.odd_high));
-  return {_mm256_add_epi32(sums.low, low), _mm256_add_epi32(sums.high, high)};
+BATON_INLINE __m256i sum_pairs(__m256i values) { return _mm256_madd_epi16(values, _mm256_set1_epi16(1)); }
+// GCC would put a chain of integer sums into another order, and has no registers for all the products that it then makes first.
+BATON_INLINE __m256i here(__m256i sum) {
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+BATON_INLINE __m256i dot_half(__m256i sums, __m256i magnitudes, __m256i channels, __m256i level) {
+  return here(_mm256_add_epi32(sums, sum_pairs(_mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(level, channels)))));
+}
+BATON_INLINE Ints dot(Ints sums, SignedChannels channels, Level level) {
+  return {dot_half(sums.low, channels.low_magnitudes, channels.low, level.bytes),
+          dot_half(sums.high, channels.high_magnitudes, channels.high, level.bytes)};
+}
+BATON_INLINE Ints dot(Ints sums, Level level, SignedChannels channels) { return dot(sums, channels, level); }
+BATON_INLINE NibbleSums dot(NibbleSums sums, Nibbles nibbles, Level level) {
+  return {here(_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(nibbles.low, level.bytes))),
+          here(_mm256_add_epi16(sums.high, _mm256_maddubs_epi16(nibbles.high, level.bytes)))};
+}
+BATON_INLINE NibbleSums no_nibble_sums(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+BATON_INLINE Ints total(NibbleSums sums, int32_t origin) {
+  return add(Ints{sum_pairs(sums.low), sum_pairs(sums.high)}, broadcast_int(origin));
 }
 BATON_INLINE Floats dot(Floats sums, Pairs a, Pairs b) { return fma(a.even, b.even, fma(a.odd, b.odd, sums)); }
 

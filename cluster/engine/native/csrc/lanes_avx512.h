@@ -6,13 +6,22 @@ namespace baton::avx512 {
 #define BATON_INLINE inline __attribute__((always_inline))
 
 constexpr int kTileRows = 8;
-constexpr int kTileVectors = 2;  // of 16 output columns
+constexpr int tile_vectors(int) { return 2; }  // of 16 output columns, in a tile of so many rows
+constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kGroupsAhead = 8;
+// Whether sums of products with bytes of zero point 128 hold what that adds, for the kernel to take off.
+constexpr bool kSumsHoldZeroPoint = true;
 
 using Floats = __m512;
 using Ints = __m512i;
-using Unsigned = __m512i;  // 4 unsigned bytes a lane
-using Signed = __m512i;    // 4 signed bytes a lane
-using Pairs = __m512i;     // 2 bfloat16 a lane
+// 4 bytes along k a lane: of each output channel, or the same of one row of activations in every lane.
+using UnsignedChannels = __m512i;  // with zero point 128
+using SignedChannels = __m512i;
+using Nibbles = __m512i;  // 0…15
+using UnsignedLevel = __m512i;  // with zero point 128
+using SignedLevel = __m512i;
+using NibbleSums = __m512i;  // of products of nibbles and levels over one group
+using Pairs = __m512i;  // 2 bfloat16 a lane
 
 BATON_INLINE __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1); }
 
@@ -63,23 +72,27 @@ BATON_INLINE void store_bf16(uint8_t* out, Floats values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(values));
 }
 
-BATON_INLINE Unsigned load_unsigned(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
-BATON_INLINE Signed load_signed(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
+BATON_INLINE UnsignedChannels load_unsigned(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
+BATON_INLINE SignedChannels load_signed(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
+BATON_INLINE Nibbles load_nibbles(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
 BATON_INLINE Pairs load_pairs(const uint8_t* bytes) { return _mm512_loadu_si512(bytes); }
 BATON_INLINE Ints broadcast_lane(const uint8_t* bytes) {
   int32_t lane;
   __builtin_memcpy(&lane, bytes, sizeof(lane));
   return _mm512_set1_epi32(lane);
 }
-BATON_INLINE Unsigned broadcast_unsigned(const uint8_t* bytes) { return broadcast_lane(bytes); }
-BATON_INLINE Signed broadcast_signed(const uint8_t* bytes) { return broadcast_lane(bytes); }
+BATON_INLINE UnsignedLevel broadcast_unsigned(const uint8_t* bytes) { return broadcast_lane(bytes); }
+BATON_INLINE SignedLevel broadcast_signed(const uint8_t* bytes) { return broadcast_lane(bytes); }
 BATON_INLINE Pairs broadcast_pairs(const uint8_t* bytes) { return broadcast_lane(bytes); }
-BATON_INLINE Unsigned low_nibbles(const uint8_t* bytes) { return _mm512_and_si512(load_ints(bytes), _mm512_set1_epi8(15)); }
-BATON_INLINE Unsigned high_nibbles(const uint8_t* bytes) {
+BATON_INLINE Nibbles low_nibbles(const uint8_t* bytes) { return _mm512_and_si512(load_ints(bytes), _mm512_set1_epi8(15)); }
+BATON_INLINE Nibbles high_nibbles(const uint8_t* bytes) {
   return _mm512_and_si512(_mm512_srli_epi16(load_ints(bytes), 4), _mm512_set1_epi8(15));
 }
 
-BATON_INLINE Ints dot(Ints sums, Unsigned a, Signed b) { return _mm512_dpbusd_epi32(sums, a, b); }
+// Of unsigned and signed bytes, whichever of the two are the channels'.
+BATON_INLINE Ints dot(Ints sums, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sums, a, b); }
+BATON_INLINE NibbleSums no_nibble_sums(int32_t origin) { return broadcast_int(origin); }
+BATON_INLINE Ints total(NibbleSums sums, int32_t) { return sums; }
 BATON_INLINE Floats dot(Floats sums, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b); }
 
 BATON_INLINE void prefetch(const uint8_t* bytes) { _mm_prefetch(reinterpret_cast<const char*>(bytes), _MM_HINT_T0); }

@@ -6,7 +6,10 @@ namespace baton::portable {
 
 constexpr int kLanes = 16;
 constexpr int kTileRows = 1;
-constexpr int kTileVectors = 1;
+constexpr int tile_vectors(int) { return 1; }
+constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kGroupsAhead = 8;
+constexpr bool kSumsHoldZeroPoint = true;
 
 struct Floats {
   float lane[kLanes];
@@ -20,6 +23,12 @@ struct Unsigned {
 struct Signed {
   int8_t byte[4 * kLanes];
 };
+using UnsignedChannels = Unsigned;
+using SignedChannels = Signed;
+using Nibbles = Unsigned;
+using UnsignedLevel = Unsigned;
+using SignedLevel = Signed;
+using NibbleSums = Ints;
 struct Pairs {
   Floats even, odd;
 };
@@ -175,14 +184,15 @@ Bytes broadcast_as(const uint8_t* bytes) {
 }
 inline Unsigned load_unsigned(const uint8_t* bytes) { return load_as<Unsigned>(bytes); }
 inline Signed load_signed(const uint8_t* bytes) { return load_as<Signed>(bytes); }
+inline Nibbles load_nibbles(const uint8_t* bytes) { return load_as<Nibbles>(bytes); }
 inline Unsigned broadcast_unsigned(const uint8_t* bytes) { return broadcast_as<Unsigned>(bytes); }
 inline Signed broadcast_signed(const uint8_t* bytes) { return broadcast_as<Signed>(bytes); }
-inline Unsigned low_nibbles(const uint8_t* bytes) {
+inline Nibbles low_nibbles(const uint8_t* bytes) {
   Unsigned result = load_unsigned(bytes);
   for (uint8_t& byte : result.byte) byte &= 15;
   return result;
 }
-inline Unsigned high_nibbles(const uint8_t* bytes) {
+inline Nibbles high_nibbles(const uint8_t* bytes) {
   Unsigned result = load_unsigned(bytes);
   for (uint8_t& byte : result.byte) byte >>= 4;
   return result;
@@ -202,6 +212,8 @@ inline Ints dot(Ints sums, Unsigned a, Signed b) {
   for (int i = 0; i < 4 * kLanes; ++i) sums.lane[i / 4] += a.byte[i] * b.byte[i];
   return sums;
 }
+inline NibbleSums no_nibble_sums(int32_t origin) { return broadcast_int(origin); }
+inline Ints total(NibbleSums sums, int32_t) { return sums; }
 inline Floats dot(Floats sums, Pairs a, Pairs b) { return fma(a.even, b.even, fma(a.odd, b.odd, sums)); }
 
 inline void prefetch(const uint8_t*) {}

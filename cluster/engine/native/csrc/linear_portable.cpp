@@ -1,6 +1,7 @@
 // Standard headers come first: their inline functions are shared with files that must run on any machine.
 #include <array>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "kernels.h"

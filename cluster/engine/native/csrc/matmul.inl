@@ -17,11 +17,12 @@ BATON_INLINE void store_vector(Floats values, int64_t row, int64_t column, const
 
 template <class Format, int kRows>
 void multiply_tile(const uint8_t* panel, int64_t column, int64_t row, const Weight& weight, const Activations& x, const Output& output) {
-  for (int vector = 0; vector < 2; vector += kTileVectors) {
-    Tile<kRows, kTileVectors> tile;
-    Format::template multiply<kRows, kTileVectors>(panel, vector, x, row, tile);
+  constexpr int kVectors = tile_vectors(kRows);
+  for (int vector = 0; vector < 2; vector += kVectors) {
+    Tile<kRows, kVectors> tile;
+    Format::template multiply<kRows, kVectors>(panel, vector, x, row, tile);
     for (int m = 0; m < kRows; ++m) {
-      for (int v = 0; v < kTileVectors; ++v) store_vector(tile.sums[m][v], row + m, column + 16 * (vector + v), weight, output);
+      for (int v = 0; v < kVectors; ++v) store_vector(tile.sums[m][v], row + m, column + 16 * (vector + v), weight, output);
     }
   }
 }
@@ -86,7 +87,7 @@ constexpr int64_t kUnpackRows = kBlockRows + 1;
 
 void multiply_unpacked(const Weight& weight, const Activations& x, const Output& output, int64_t first_panel, int64_t last_panel,
                        uint8_t* scratch) {
-  using Unpacked = ByteGroups<true>;
+  using Unpacked = ByteGroups<NibbleBytes>;
   const int64_t num_groups = x.num_columns / kGroupSize;
   const int64_t bytes = panel_bytes(weight.format, weight.num_inputs);
   int64_t first_unpacked = 0;
@@ -109,7 +110,7 @@ void multiply_panels(const Weight& weight, const Activations& x, const Output& o
   }
   switch (weight.format) {
     case WeightFormat::kW8A8: return multiply_format<W8A8>(weight, x, output, first_panel, last_panel);
-    case WeightFormat::kW8G32: return multiply_format<ByteGroups<false>>(weight, x, output, first_panel, last_panel);
+    case WeightFormat::kW8G32: return multiply_format<ByteGroups<CenteredBytes>>(weight, x, output, first_panel, last_panel);
     case WeightFormat::kW4A8: return multiply_format<W4A8>(weight, x, output, first_panel, last_panel);
     case WeightFormat::kBf16: return multiply_format<Bf16>(weight, x, output, first_panel, last_panel);
   }

@@ -4,18 +4,12 @@
 // A vector of a panel is 64 bytes; the two of a panel alternate.
 constexpr int64_t kVectorBytes = 64;
 constexpr int64_t kStepBytes = 2 * kVectorBytes;
-constexpr int64_t kPrefetchBytes = 4096;
 // With fewer rows memory is the limit, and its own prefetcher does better alone.
 constexpr int kPrefetchRows = 4;
 
 template <int kRows, int kVectors>
 struct Tile {
   Floats sums[kRows][kVectors];
-};
-
-template <int kRows, int kVectors>
-struct IntTile {
-  Ints sums[kRows][kVectors];
 };
 
 template <int kRows, int kVectors>
@@ -52,11 +46,11 @@ struct W8A8 {
 #pragma GCC unroll 4
     for (int64_t step = 0; step < num_steps; ++step) {
       prefetch_step<kRows, kVectors>(weights);
-      Signed channel[kVectors];
-      for (int v = 0; v < kVectors; ++v) channel[v] = load_signed(weights + v * kVectorBytes);
+      SignedChannels channels[kVectors];
+      for (int v = 0; v < kVectors; ++v) channels[v] = load_signed(weights + v * kVectorBytes);
       for (int m = 0; m < kRows; ++m) {
-        const Unsigned level = broadcast_unsigned(levels + m * stride);
-        for (int v = 0; v < kVectors; ++v) sums[m][v] = dot(sums[m][v], level, channel[v]);
+        const UnsignedLevel level = broadcast_unsigned(levels + m * stride);
+        for (int v = 0; v < kVectors; ++v) sums[m][v] = dot(sums[m][v], level, channels[v]);
       }
       weights += kStepBytes;
       levels += 4;
@@ -71,16 +65,34 @@ struct W8A8 {
       const Floats scales = load(reinterpret_cast<const float*>(tail + (vector + v) * kVectorBytes));
       const Ints corrections = load_ints(tail + (vector + v + 2) * kVectorBytes);
       for (int m = 0; m < kRows; ++m) {
-        tile.sums[m][v] = mul(mul(to_floats(sub(sums[m][v], corrections)), scales), broadcast(row_scales[m]));
+        const Ints sum = kSumsHoldZeroPoint ? sub(sums[m][v], corrections) : sums[m][v];
+        tile.sums[m][v] = mul(mul(to_floats(sum), scales), broadcast(row_scales[m]));
       }
     }
   }
 };
 
-// A panel, for each group: [8][2][16 columns][4] unsigned levels, then 32 float16 scales. Then 32 float16 minima; without them, the
-// levels have a zero point of 128.
-template <bool kHasMinima>
+// How the bytes of a group are multiplied: as weights with a zero point of 128 …
+struct CenteredBytes {
+  using Channels = UnsignedChannels;
+  using Sums = Ints;
+  static BATON_INLINE Channels load(const uint8_t* bytes) { return load_unsigned(bytes); }
+  static BATON_INLINE Sums start(const Activations& x, int64_t at) { return broadcast_int(kSumsHoldZeroPoint ? x.origins[at] : kSumOrigin); }
+  static BATON_INLINE Ints end(Sums sums) { return sums; }
+};
+// … or as nibbles, which have been unpacked.
+struct NibbleBytes {
+  using Channels = Nibbles;
+  using Sums = NibbleSums;
+  static BATON_INLINE Channels load(const uint8_t* bytes) { return load_nibbles(bytes); }
+  static BATON_INLINE Sums start(const Activations&, int64_t) { return no_nibble_sums(kSumOrigin); }
+  static BATON_INLINE Ints end(Sums sums) { return total(sums, kSumOrigin); }
+};
+
+// A panel, for each group: [8][2][16 columns][4] bytes, then 32 float16 scales, then with nibbles 32 float16 minima.
+template <class Bytes>
 struct ByteGroups {
+  static constexpr bool kHasMinima = std::is_same_v<Bytes, NibbleBytes>;
   static constexpr int64_t kGroupBytes = 8 * kStepBytes + (kHasMinima ? 128 : 64);
 
   template <int kRows, int kVectors>
@@ -95,25 +107,25 @@ struct ByteGroups {
       for (int v = 0; v < kVectors; ++v) tile.sums[m][v] = broadcast(0.0f);
     }
     for (int64_t group = 0; group < num_groups; ++group) {
-      IntTile<kRows, kVectors> dots;
+      typename Bytes::Sums dots[kRows][kVectors];
       for (int m = 0; m < kRows; ++m) {
-        for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = broadcast_int(kHasMinima ? kSumOrigin : x.origins[at + m]);
+        for (int v = 0; v < kVectors; ++v) dots[m][v] = Bytes::start(x, at + m);
       }
 #pragma GCC unroll 8
       for (int step = 0; step < kSteps; ++step) {
         prefetch_step<kRows, kVectors>(weights + step * kStepBytes);
-        Unsigned channel[kVectors];
-        for (int v = 0; v < kVectors; ++v) channel[v] = load_unsigned(weights + step * kStepBytes + v * kVectorBytes);
+        typename Bytes::Channels channels[kVectors];
+        for (int v = 0; v < kVectors; ++v) channels[v] = Bytes::load(weights + step * kStepBytes + v * kVectorBytes);
         for (int m = 0; m < kRows; ++m) {
-          const Signed level = broadcast_signed(levels + m * x.row_stride + 4 * step);
-          for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = dot(dots.sums[m][v], channel[v], level);
+          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step);
+          for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], channels[v], level);
         }
       }
       for (int v = 0; v < kVectors; ++v) {
         const GroupScale scale = group_scale(scales + v * 32);
         const Floats minimum = kHasMinima ? load_halves(scales + 64 + v * 32) : broadcast(0.0f);
         for (int m = 0; m < kRows; ++m) {
-          tile.sums[m][v] = fma(scaled(dots.sums[m][v], scale), broadcast(x.scales[at + m]), tile.sums[m][v]);
+          tile.sums[m][v] = fma(scaled(Bytes::end(dots[m][v]), scale), broadcast(x.scales[at + m]), tile.sums[m][v]);
           if (kHasMinima) tile.sums[m][v] = fma(minimum, broadcast(x.scaled_sums[at + m]), tile.sums[m][v]);
         }
       }
@@ -141,34 +153,36 @@ struct W4A8 {
       for (int v = 0; v < kVectors; ++v) tile.sums[m][v] = broadcast(0.0f);
     }
     for (int64_t group = 0; group < num_groups; ++group) {
-      IntTile<kRows, kVectors> dots;
+      NibbleSums dots[kRows][kVectors];
       for (int m = 0; m < kRows; ++m) {
-        for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = broadcast_int(kSumOrigin);
+        for (int v = 0; v < kVectors; ++v) dots[m][v] = no_nibble_sums(kSumOrigin);
       }
       // For one row too: there is so much to do with each vector that the loads alone do not run far enough ahead.
-      for (int line = 0; line < 5 * kVectors; ++line) prefetch(weights + 8 * kGroupBytes + line * 64);
+      for (int step = 0; step <= kSteps; ++step) {
+        for (int v = 0; v < kVectors; ++v) prefetch(weights + kGroupsAhead * kGroupBytes + step * kStepBytes + v * kVectorBytes);
+      }
 #pragma GCC unroll 4
       for (int step = 0; step < kSteps; ++step) {
-        Unsigned low[kVectors];
-        Unsigned high[kVectors];
+        Nibbles low[kVectors];
+        Nibbles high[kVectors];
         for (int v = 0; v < kVectors; ++v) {
           low[v] = low_nibbles(weights + step * kStepBytes + v * kVectorBytes);
           high[v] = high_nibbles(weights + step * kStepBytes + v * kVectorBytes);
         }
         for (int m = 0; m < kRows; ++m) {
-          const Signed level = broadcast_signed(levels + m * x.row_stride + 4 * step);
-          for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = dot(dots.sums[m][v], low[v], level);
+          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step);
+          for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], low[v], level);
         }
         for (int m = 0; m < kRows; ++m) {
-          const Signed level = broadcast_signed(levels + m * x.row_stride + 4 * step + 16);
-          for (int v = 0; v < kVectors; ++v) dots.sums[m][v] = dot(dots.sums[m][v], high[v], level);
+          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step + 16);
+          for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], high[v], level);
         }
       }
       for (int v = 0; v < kVectors; ++v) {
         const GroupScale scale = group_scale(scales + v * 32);
         const Floats minimum = load_halves(scales + 64 + v * 32);
         for (int m = 0; m < kRows; ++m) {
-          const Floats sum = fma(scaled(dots.sums[m][v], scale), broadcast(x.scales[at + m]), tile.sums[m][v]);
+          const Floats sum = fma(scaled(total(dots[m][v], kSumOrigin), scale), broadcast(x.scales[at + m]), tile.sums[m][v]);
           tile.sums[m][v] = fma(minimum, broadcast(x.scaled_sums[at + m]), sum);
         }
       }
