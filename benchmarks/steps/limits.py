@@ -19,7 +19,8 @@ _STREAM_BYTES: Final = 1 << 30
 _NUM_READS: Final = 5
 _NUM_RUNS: Final = 3
 _RUN_S: Final = 0.05
-_TYPE_OF_SCHEME: Final = {"int8": "int8", "int4": "int8", "bf16": "bf16", "float32": "float32"}
+# The first for which the machine has instructions: without any for 4 bits those for 8 do, without bfloat16 float32's.
+_TYPES_OF_SCHEME: Final = {"int8": ("int8",), "int4": ("int4", "int8"), "bf16": ("bf16", "float32"), "float32": ("float32",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class MachineLimits:
 
     def peak_for(self, scheme: str) -> float | None:
         """Of the fastest instruction for the type that a scheme multiplies in; None where only scalars do."""
-        kind = _TYPE_OF_SCHEME[scheme]
-        found = [peak for name, peak in self.peak_gop_per_s.items() if name.startswith(f"{kind}_")]
-        # Without dot products of bfloat16, float32's instructions are what there is.
-        return max(found or [peak for name, peak in self.peak_gop_per_s.items() if name == "float32_fma"], default=None)
+        for kind in _TYPES_OF_SCHEME[scheme]:
+            found = [peak for name, peak in self.peak_gop_per_s.items() if name.startswith(f"{kind}_")]
+            if found:
+                return max(found)
+        return None
 
     def __str__(self) -> str:
         peaks = ", ".join(f"{name} {peak:.0f}" for name, peak in self.peak_gop_per_s.items())

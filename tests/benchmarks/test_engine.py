@@ -124,6 +124,8 @@ def test_peak_is_that_of_the_fastest_instruction_for_a_scheme() -> None:
     assert LIMITS.peak_for("int8") == LIMITS.peak_for("int4") == 400
     assert LIMITS.peak_for("bf16") == LIMITS.peak_for("float32") == 20
     assert MachineLimits(10.0, {}).peak_for("int8") is None
+    with_nibbles = MachineLimits(10.0, {"int4_dot": 150.0, "int8_dot": 100.0, "float32_fma": 20.0})
+    assert (with_nibbles.peak_for("int4"), with_nibbles.peak_for("int8")) == (150, 100)
 
 
 def test_the_better_of_two_limits_counts() -> None:

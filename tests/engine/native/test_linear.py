@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cluster.engine.native import packing
-from cluster.engine.native.linear import Bf16Linear, W4A8Linear, W8A8Linear
+from cluster.engine.native.linear import Bf16Linear, NativeLinear, W4A8Linear, W8A8Linear, W8G32Linear
 from cluster.engine.quantization import quantize_channels
 from tests.engine.native.activations import Activations, apply, multiply
 from tests.engine.native.formats import FORMATS, KINDS, Made, make, random
@@ -84,6 +84,30 @@ def test_int8_formats_have_the_same_bits_on_every_instruction_set(native: object
     y = apply(linear, x)
     native.set_isa("portable")  # type: ignore[attr-defined]  # a compiled module
     assert torch.equal(y, apply(linear, x))
+
+
+def of_levels(name: str, levels: Tensor) -> NativeLinear:
+    """Integers `[out, 32]` as the weight itself: every scale is 1, every minimum 0."""
+    ones = torch.ones(len(levels), 1)
+    if name == "W8A8":
+        return W8A8Linear.from_levels(levels.to(torch.int8), ones[:, 0].contiguous())
+    if name == "W8G32":
+        return W8G32Linear(packing.pack_w8g32(levels.to(torch.int8), ones.half()), *levels.shape, None)
+    low, high = levels.to(torch.uint8).chunk(2, dim=1)
+    return W4A8Linear(packing.pack_w4a8(low | high << 4, ones.half(), 0 * ones.half()), *levels.shape, None)
+
+
+@pytest.mark.parametrize("name", ["W8A8", "W8G32", "W4A8"])
+@pytest.mark.parametrize("rows", [1, 7, 70])
+def test_the_greatest_products_of_a_group_do_not_saturate(isa: str, name: str, rows: int) -> None:
+    least, greatest = (0, 15) if name == "W4A8" else (-128, 127)
+    x = torch.where(random(rows, 32) < 0, -1.0, 1.0)  # levels are -127 and 127
+    x[0], x[-1] = -1, 1
+    levels = torch.where(random(40, 32, seed=1) < 0, least, greatest)
+    levels[:2] = torch.tensor([[least], [greatest]])
+    levels[2 : 2 + rows] = torch.where(x[:38] > 0, greatest, least)
+    error = apply(of_levels(name, levels), x).double() - x.double() @ levels.double().T
+    assert error.abs().max() < 1e-3  # a level that saturates is 1 / 127
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -44,7 +44,7 @@ uint64_t read_stream(const uint8_t* data, int64_t num_bytes) {
   Pool& pool = Pool::instance();
   const int64_t num_parts = pool.num_threads();
   const int64_t part = num_bytes / num_parts / kStep * kStep;
-  const auto read = has(Isa::kAvx512) ? read_avx512 : read_portable;
+  const auto read = has(Isa::kAvx512) ? read_avx512 : has(Isa::kAvx2) ? read_avx2 : read_portable;
   std::vector<uint64_t> sums(static_cast<size_t>(num_parts));
   pool.parallel(num_parts, [&](int64_t i) { sums[static_cast<size_t>(i)] = read(data + i * part, part); });
   uint64_t total = 0;

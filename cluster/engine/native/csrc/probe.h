@@ -24,10 +24,11 @@ void run_peak(const Peak& peak, int64_t num_rounds);
 uint64_t read_stream(const uint8_t* data, int64_t num_bytes);
 
 // The parts of one instruction set; plain arrays, so that no inline function is compiled for several sets.
-extern const Peak kAvx2Peaks[2];
+extern const Peak kAvx2Peaks[3];
 extern const Peak kAvx512Peaks[3];
 extern const Peak kAmxPeaks[2];
 uint64_t read_portable(const uint8_t* data, int64_t num_bytes);
+uint64_t read_avx2(const uint8_t* data, int64_t num_bytes);
 uint64_t read_avx512(const uint8_t* data, int64_t num_bytes);
 
 }  // namespace baton
