@@ -58,11 +58,13 @@ class Activations:
         return self._fill(self._native.Source(self._native.Prologue.SILU_MUL, gate_up.data_ptr(), gate_up.stride(0), 0, 0.0))
 
     def levels(self) -> Tensor:
-        """uint8 or int8 `[num_rows, num_columns]`, or bfloat16; a view."""
-        name = self.kind.name
-        dtype = {"TOKEN_INT8": torch.uint8, "GROUP_INT8": torch.int8, "BF16": torch.bfloat16}[name]
+        """int16 `[num_rows, num_columns]` without zero point, or bfloat16."""
         rows = self._memory[: self.num_rows * self.view.row_stride].view(self.num_rows, self.view.row_stride)
-        return rows.view(dtype)[:, : self.num_columns]
+        if self.kind.name == "BF16":
+            return rows.view(torch.bfloat16)[:, : self.num_columns]
+        is_unsigned = self.kind.name == "TOKEN_INT8" and self._native.isa() != "avx2"
+        levels = rows[:, : self.num_columns]
+        return levels.to(torch.int16) - 128 if is_unsigned else levels.view(torch.int8).to(torch.int16)
 
     def scales(self) -> Tensor:
         """float32 `[num_rows]`, or `[num_rows, num_columns / 32]`. BF16 has none."""

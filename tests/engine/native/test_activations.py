@@ -19,7 +19,7 @@ def values(activations: Activations) -> Tensor:
     levels = activations.levels().double()
     match activations.kind.name:
         case "TOKEN_INT8":
-            return (levels - 128) * activations.scales().double()[:, None]
+            return levels * activations.scales().double()[:, None]
         case "GROUP_INT8":
             return levels * activations.scales().double().repeat_interleave(32, dim=1)
     return levels
@@ -42,7 +42,7 @@ def test_int8_levels(isa: str, columns: int) -> None:
         activations = Activations(kind, 37, columns).fill(x)  # type: ignore[arg-type]  # both are a Kind
         groups = torch.unflatten(x, 1, (-1, size))
         greatest = groups.abs().amax(dim=2, keepdim=True)
-        levels = (groups * (127 / greatest)).round().flatten(1) + (128 if kind == "TOKEN_INT8" else 0)
+        levels = (groups * (127 / greatest)).round().flatten(1)
         assert torch.equal(activations.levels().float(), levels)
         assert torch.equal(activations.scales().reshape(37, -1), (greatest / 127).squeeze(2))
 

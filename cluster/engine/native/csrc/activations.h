@@ -6,7 +6,7 @@
 namespace baton {
 
 enum class ActivationKind : int32_t {
-  kTokenInt8,  // one scale a row; levels -127…127 stored as unsigned bytes with zero point 128
+  kTokenInt8,  // one scale a row; levels -127…127 stored as unsigned bytes with zero point 128, or signed ones for AVX2
   kGroupInt8,  // one scale for 32 values; levels are signed bytes
   kBf16,
 };

@@ -5,7 +5,7 @@ namespace baton::avx2 {
 
 #define BATON_INLINE inline __attribute__((always_inline))
 
-// 16 registers hold a sum for 4 rows and 16 columns, and what is multiplied. One row has room for all columns of a panel.
+// The 16 registers have room for the sums of 4 rows and 16 columns, or of one row and all columns of a panel.
 constexpr int kTileRows = 4;
 constexpr int tile_vectors(int num_rows) { return num_rows == 1 ? 2 : 1; }
 constexpr int64_t kPrefetchBytes = 8192;
@@ -27,12 +27,12 @@ using UnsignedChannels = SignedChannels;
 struct Level {
   __m256i bytes;  // signed
 };
-using UnsignedLevel = Level;
-using SignedLevel = Level;
+using TokenLevel = Level;
+using GroupLevel = Level;
 struct Nibbles {
   __m256i low, high;
 };
-// In 16 bits: two for each lane, of 8 × 2 products at most, and so 30,480.
+// Two of 16 bits for each lane: over a group they come to 16 × 15 × 127 = 30,480 at most.
 struct NibbleSums {
   __m256i low, high;
 };
@@ -142,8 +142,8 @@ BATON_INLINE __m256i broadcast_lane(const uint8_t* bytes) {
   __builtin_memcpy(&lane, bytes, sizeof(lane));
   return _mm256_set1_epi32(lane);
 }
-BATON_INLINE SignedLevel broadcast_signed(const uint8_t* bytes) { return {broadcast_lane(bytes)}; }
-BATON_INLINE UnsignedLevel broadcast_unsigned(const uint8_t* bytes) { return {without_zero_point(broadcast_lane(bytes))}; }
+BATON_INLINE GroupLevel broadcast_group(const uint8_t* bytes) { return {broadcast_lane(bytes)}; }
+BATON_INLINE TokenLevel broadcast_token(const uint8_t* bytes) { return {broadcast_lane(bytes)}; }
 BATON_INLINE Nibbles load_nibbles(const uint8_t* bytes) { return {load_half(bytes), load_half(bytes + 32)}; }
 BATON_INLINE Nibbles low_nibbles(const uint8_t* bytes) {
   const __m256i mask = _mm256_set1_epi8(15);

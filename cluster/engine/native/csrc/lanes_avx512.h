@@ -7,8 +7,8 @@ namespace baton::avx512 {
 
 constexpr int kTileRows = 8;
 constexpr int tile_vectors(int) { return 2; }  // of 16 output columns, in a tile of so many rows
-constexpr int64_t kPrefetchBytes = 4096;
-constexpr int64_t kGroupsAhead = 8;
+constexpr int64_t kPrefetchBytes = 4096;  // ahead of the weights that are multiplied
+constexpr int64_t kGroupsAhead = 8;       // the same for W4A8
 // Whether sums of products with bytes of zero point 128 hold what that adds, for the kernel to take off.
 constexpr bool kSumsHoldZeroPoint = true;
 
@@ -18,8 +18,8 @@ using Ints = __m512i;
 using UnsignedChannels = __m512i;  // with zero point 128
 using SignedChannels = __m512i;
 using Nibbles = __m512i;  // 0…15
-using UnsignedLevel = __m512i;  // with zero point 128
-using SignedLevel = __m512i;
+using TokenLevel = __m512i;  // with zero point 128
+using GroupLevel = __m512i;  // signed
 using NibbleSums = __m512i;  // of products of nibbles and levels over one group
 using Pairs = __m512i;  // 2 bfloat16 a lane
 
@@ -81,8 +81,8 @@ BATON_INLINE Ints broadcast_lane(const uint8_t* bytes) {
   __builtin_memcpy(&lane, bytes, sizeof(lane));
   return _mm512_set1_epi32(lane);
 }
-BATON_INLINE UnsignedLevel broadcast_unsigned(const uint8_t* bytes) { return broadcast_lane(bytes); }
-BATON_INLINE SignedLevel broadcast_signed(const uint8_t* bytes) { return broadcast_lane(bytes); }
+BATON_INLINE TokenLevel broadcast_token(const uint8_t* bytes) { return broadcast_lane(bytes); }
+BATON_INLINE GroupLevel broadcast_group(const uint8_t* bytes) { return broadcast_lane(bytes); }
 BATON_INLINE Pairs broadcast_pairs(const uint8_t* bytes) { return broadcast_lane(bytes); }
 BATON_INLINE Nibbles low_nibbles(const uint8_t* bytes) { return _mm512_and_si512(load_ints(bytes), _mm512_set1_epi8(15)); }
 BATON_INLINE Nibbles high_nibbles(const uint8_t* bytes) {

@@ -26,8 +26,8 @@ struct Signed {
 using UnsignedChannels = Unsigned;
 using SignedChannels = Signed;
 using Nibbles = Unsigned;
-using UnsignedLevel = Unsigned;
-using SignedLevel = Signed;
+using TokenLevel = Unsigned;
+using GroupLevel = Signed;
 using NibbleSums = Ints;
 struct Pairs {
   Floats even, odd;
@@ -185,8 +185,8 @@ Bytes broadcast_as(const uint8_t* bytes) {
 inline Unsigned load_unsigned(const uint8_t* bytes) { return load_as<Unsigned>(bytes); }
 inline Signed load_signed(const uint8_t* bytes) { return load_as<Signed>(bytes); }
 inline Nibbles load_nibbles(const uint8_t* bytes) { return load_as<Nibbles>(bytes); }
-inline Unsigned broadcast_unsigned(const uint8_t* bytes) { return broadcast_as<Unsigned>(bytes); }
-inline Signed broadcast_signed(const uint8_t* bytes) { return broadcast_as<Signed>(bytes); }
+inline Unsigned broadcast_token(const uint8_t* bytes) { return broadcast_as<Unsigned>(bytes); }
+inline Signed broadcast_group(const uint8_t* bytes) { return broadcast_as<Signed>(bytes); }
 inline Nibbles low_nibbles(const uint8_t* bytes) {
   Unsigned result = load_unsigned(bytes);
   for (uint8_t& byte : result.byte) byte &= 15;

@@ -64,7 +64,7 @@ BATON_INLINE void quantize_token(const float* values, const Activations& to, int
   uint8_t* levels = to.levels + row * to.row_stride;
   for (int64_t k = 0; k < to.num_columns; k += 16) {
     const Ints level = round_to_ints(mul(load(values + k), broadcast(scale.inverse)));
-    store_bytes(levels + k, add(level, broadcast_int(128)));
+    store_bytes(levels + k, kSumsHoldZeroPoint ? add(level, broadcast_int(128)) : level);
   }
   // Weights are filled up to 64 with zeros; the bytes they meet may be any.
   if (to.num_columns % 64) __builtin_memset(levels + to.num_columns, 128, 32);

@@ -49,7 +49,7 @@ struct W8A8 {
       SignedChannels channels[kVectors];
       for (int v = 0; v < kVectors; ++v) channels[v] = load_signed(weights + v * kVectorBytes);
       for (int m = 0; m < kRows; ++m) {
-        const UnsignedLevel level = broadcast_unsigned(levels + m * stride);
+        const TokenLevel level = broadcast_token(levels + m * stride);
         for (int v = 0; v < kVectors; ++v) sums[m][v] = dot(sums[m][v], level, channels[v]);
       }
       weights += kStepBytes;
@@ -117,7 +117,7 @@ struct ByteGroups {
         typename Bytes::Channels channels[kVectors];
         for (int v = 0; v < kVectors; ++v) channels[v] = Bytes::load(weights + step * kStepBytes + v * kVectorBytes);
         for (int m = 0; m < kRows; ++m) {
-          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step);
+          const GroupLevel level = broadcast_group(levels + m * x.row_stride + 4 * step);
           for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], channels[v], level);
         }
       }
@@ -170,11 +170,11 @@ struct W4A8 {
           high[v] = high_nibbles(weights + step * kStepBytes + v * kVectorBytes);
         }
         for (int m = 0; m < kRows; ++m) {
-          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step);
+          const GroupLevel level = broadcast_group(levels + m * x.row_stride + 4 * step);
           for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], low[v], level);
         }
         for (int m = 0; m < kRows; ++m) {
-          const SignedLevel level = broadcast_signed(levels + m * x.row_stride + 4 * step + 16);
+          const GroupLevel level = broadcast_group(levels + m * x.row_stride + 4 * step + 16);
           for (int v = 0; v < kVectors; ++v) dots[m][v] = dot(dots[m][v], high[v], level);
         }
       }
