@@ -20,6 +20,7 @@ namespace amx {
 
 constexpr int kScoreRows = 32;
 
+#include "attention_words.inl"
 #include "attention_kv.inl"
 #include "attention_amx.inl"
 #include "attention_softmax.inl"

@@ -17,6 +17,7 @@ namespace avx2 {
 
 constexpr int kScoreRows = kMaxRows;
 
+#include "attention_words_avx2.inl"
 #include "attention_kernels.inl"
 
 }  // namespace avx2

@@ -20,6 +20,7 @@ namespace avx512 {
 
 constexpr int kScoreRows = kMaxRows;
 
+#include "attention_words.inl"
 #include "attention_kernels.inl"
 
 }  // namespace avx512

@@ -31,7 +31,7 @@ static int first_visible(int position, int window) { return position + 1 > windo
 // All that a thread needs; outputs, maxima, sums and queries are indexed by state row, the others by row of a register tile.
 struct alignas(64) Workspace {
   float outputs[kMaxStateRows * kMaxHeadDim];
-  int32_t queries[kMaxStateRows * kMaxHeadDim / 2];
+  int32_t queries[kMaxStateRows * kMaxHeadDim / 2 * Bf16Words::kParts];
   float scores[kScoreRows][kScoreStride];
   uint16_t weights[kScoreRows][kWeightStride];
   float key_scales[kTileTokens];  // int8 only, as is the next
@@ -49,20 +49,25 @@ static Workspace& workspace() {
   return *instance;
 }
 
-struct Bf16 {
+struct Bf16 : Bf16Words {
   static constexpr int kDimsPerWord = 2;
+  static constexpr int kKeyParts = kParts;
+  static constexpr int kValueParts = kParts;
   static constexpr bool kHasScales = false;
   using KeySum = Floats;
   using ValueSum = Floats;
 
   static void prepare_query(const float* query, int head_dim, float scale, Workspace& w, int row) {
-    auto* words = reinterpret_cast<uint16_t*>(w.queries + row * (head_dim / kDimsPerWord));
-    for (int dim = 0; dim < head_dim; dim += kLanes) store_bf16(words + dim, load(query + dim));
+    auto* factors = reinterpret_cast<Factor*>(w.queries + row * (head_dim / kDimsPerWord * kKeyParts));
+    for (int dim = 0; dim < head_dim; dim += kLanes) store_factors(factors + dim, load(query + dim));
     w.query_scales[row] = scale;
   }
 
   [[gnu::always_inline]] static inline KeySum first_key_sum(const Workspace&, int) { return set1(0.0f); }
-  [[gnu::always_inline]] static inline KeySum add_key(KeySum sum, Ints key, Ints query) { return dot_bf16(sum, key, query); }
+  template <int PART>
+  [[gnu::always_inline]] static inline Operand query(const int32_t* words, int, int word) {
+    return factor<PART>(reinterpret_cast<const Factor*>(words) + word * kDimsPerWord);
+  }
   [[gnu::always_inline]] static inline Floats score(KeySum sum, const Workspace& w, int row, int) {
     return mul(sum, set1(w.query_scales[row]));
   }
@@ -71,20 +76,29 @@ struct Bf16 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_words(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t mask) { return mask_words(values, mask); }
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float* output, Floats rescale) { return mul(load(output), rescale); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
-    return dot_bf16(sum, values, weights);
+  template <int PART>
+  [[gnu::always_inline]] static inline Operand value_part(Ints values) {
+    return part<PART>(values);
+  }
+  [[gnu::always_inline]] static inline ValueSum add_values(ValueSum sum, Operand values, Operand weights) {
+    return dot(sum, values, weights);
   }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float*, Floats, float) { return sum; }
 };
 
-struct Int8 {
+struct Int8 : ByteWords {
+  using Operand = Ints;
+  using Factor = uint16_t;  // a weight
   static constexpr int kDimsPerWord = 4;
+  static constexpr int kKeyParts = kParts;
+  static constexpr int kValueParts = 1;
   static constexpr bool kHasScales = true;
   using KeySum = Ints;
   using ValueSum = Ints;
 
   static void prepare_query(const float* query, int head_dim, float scale, Workspace& w, int row) {
-    auto* levels = reinterpret_cast<int8_t*>(w.queries + row * (head_dim / kDimsPerWord));
+    int32_t* words = w.queries + row * (head_dim / kDimsPerWord * kKeyParts);
+    auto* levels = reinterpret_cast<int8_t*>(words);
     Floats largest = set1(0.0f);
     for (int dim = 0; dim < head_dim; dim += kLanes) largest = max(largest, abs(load(query + dim)));
     const float magnitude = reduce_max(largest);
@@ -92,12 +106,12 @@ struct Int8 {
     for (int dim = 0; dim < head_dim; dim += kLanes) store_int8(levels + dim, mul(load(query + dim), inverse));
     int32_t sum = 0;
     for (int dim = 0; dim < head_dim; ++dim) sum += levels[dim];
+    split_query(words, head_dim / kDimsPerWord);
     w.query_offsets[row] = -128 * sum;
     w.query_scales[row] = magnitude / 127.0f * scale;
   }
 
   [[gnu::always_inline]] static inline KeySum first_key_sum(const Workspace& w, int row) { return set1(w.query_offsets[row]); }
-  [[gnu::always_inline]] static inline KeySum add_key(KeySum sum, Ints key, Ints query) { return dot_bytes(sum, key, query); }
   [[gnu::always_inline]] static inline Floats score(KeySum sum, const Workspace& w, int row, int token) {
     return mul(to_floats(sum), mul(load(w.key_scales + token), set1(w.query_scales[row])));
   }
@@ -106,7 +120,18 @@ struct Int8 {
   [[gnu::always_inline]] static inline Ints load_values(const uint8_t* values) { return load_widened(values); }
   [[gnu::always_inline]] static inline Ints mask_values(Ints values, int32_t) { return values; }  // any integer times 0 is 0
   [[gnu::always_inline]] static inline ValueSum first_value_sum(const float*, Floats) { return set1(0); }
-  [[gnu::always_inline]] static inline ValueSum add_value(ValueSum sum, Ints values, Ints weights) {
+  [[gnu::always_inline]] static inline Factor* weights(Workspace& w, int r) { return w.weights[r]; }
+  template <int PART>
+  [[gnu::always_inline]] static inline Ints factor(const Factor* pair) {
+    int32_t word;
+    std::memcpy(&word, pair, sizeof word);
+    return set1(word);
+  }
+  template <int PART>
+  [[gnu::always_inline]] static inline Ints value_part(Ints values) {
+    return values;
+  }
+  [[gnu::always_inline]] static inline ValueSum add_values(ValueSum sum, Ints values, Ints weights) {
     return dot_int16(sum, values, weights);
   }
   [[gnu::always_inline]] static inline Floats output(ValueSum sum, const float* output, Floats rescale, float weight_scale) {

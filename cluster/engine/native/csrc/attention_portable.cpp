@@ -13,6 +13,7 @@ namespace portable {
 
 constexpr int kScoreRows = kMaxRows;
 
+#include "attention_words.inl"
 #include "attention_kernels.inl"
 
 }  // namespace portable

@@ -1,11 +1,11 @@
 // Prefetching into the L2 cache what will be used next, spread over the loads of what is used now. Include inside a namespace of the ISA.
 
 struct NoPrefetch {
-  template <int VECTORS, int SHARE = 1>
+  template <int BYTES>
   [[gnu::always_inline]] void step() {}
 };
 
-// Bytes in the order in which they will be fetched, in pieces of four cache lines.
+// Bytes in the order in which they will be fetched, in pieces.
 class PlannedPrefetch {
  public:
   void clear() { next_ = num_pieces_ = 0; }
@@ -16,18 +16,21 @@ class PlannedPrefetch {
     }
   }
 
-  // At every load of VECTORS vectors.
-  template <int VECTORS, int SHARE = 1>
+  // At every load of BYTES.
+  template <int BYTES>
   [[gnu::always_inline]] void step() {
-    if (next_ >= num_pieces_) return;
-    const uint8_t* piece = pieces_[next_++];
+    constexpr int kNumPieces = BYTES > kPieceBytes ? BYTES / kPieceBytes : 1;
 #pragma GCC unroll 4
-    for (int line = 0; line < kPieceBytes / 64; ++line) __builtin_prefetch(piece + line * 64, 0, 2);
+    for (int i = 0; i < kNumPieces; ++i) {
+      if (next_ >= num_pieces_) return;
+      const uint8_t* piece = pieces_[next_++];
+#pragma GCC unroll 4
+      for (int line = 0; line < kPieceBytes / 64; ++line) __builtin_prefetch(piece + line * 64, 0, 2);
+    }
   }
 
  private:
-  static constexpr int kPieceBytes = 256;
-  static constexpr int kMaxPieces = 2048;
+  static constexpr int kMaxPieces = (512 << 10) / kPieceBytes;
   int next_ = 0;
   int num_pieces_ = 0;
   const uint8_t* pieces_[kMaxPieces];

@@ -8,13 +8,14 @@ static void hide_scores(const Tile& tile, int from, int to, float* scores) {
   }
 }
 
-// The weights of bf16 values are bfloat16. Returns their sum.
+// The weights of bf16 values are of their words' factors. Returns their sum.
 static Floats make_weights(Bf16, const Tile& tile, Workspace& w, int r, Floats maximum) {
+  Bf16::Factor* weights = Bf16::weights(w, r);
   Floats sum = set1(0.0f);
   for (int token = tile.from / kLanes * kLanes; token < tile.to; token += kLanes) {
     const Floats weight = exp2(sub(load(w.scores[r] + token), maximum));
     sum = add(sum, weight);
-    store_bf16(w.weights[r] + token, weight);
+    Bf16::store_factors(weights + token, weight);
   }
   return sum;
 }
@@ -45,7 +46,8 @@ void softmax_row(const Tile& tile, int from, int to, int r, int state_row, Works
   to = to < tile.to ? to : tile.to;
   if (from >= to) {  // nothing for this row here: its state stays as it is
     const int start = tile.from / kLanes * kLanes;
-    std::memset(w.weights[r] + start, 0, static_cast<size_t>((tile.to + kLanes - 1) / kLanes * kLanes - start) * sizeof w.weights[r][0]);
+    const int end = (tile.to + kLanes - 1) / kLanes * kLanes;
+    std::memset(Kv::weights(w, r) + start, 0, static_cast<size_t>(end - start) * sizeof(typename Kv::Factor));
     w.rescales[r] = 1.0f;
     w.weight_scales[r] = 0.0f;
     return;

@@ -10,12 +10,20 @@ template <int MAX, class Function>
   function(std::integral_constant<int, MAX>());
 }
 
+// Calls function(std::integral_constant<int, 0>) … function(std::integral_constant<int, COUNT - 1>).
+template <int COUNT, class Function>
+[[gnu::always_inline]] inline void for_each_part(Function function) {
+  if constexpr (COUNT > 1) for_each_part<COUNT - 1>(function);
+  function(std::integral_constant<int, COUNT - 1>());
+}
+
 // Scores of VECTORS * kLanes tokens from `token` on.
 template <class Kv, int ROWS, int VECTORS, class Prefetch>
 [[gnu::noinline]] void score_vectors(const Tile& tile, int first_row, int token, Workspace& w, Prefetch& prefetch) {
   const int num_words = tile.head_dim / Kv::kDimsPerWord;
   const int64_t stride = static_cast<int64_t>(tile.block_size) * 4;
-  const int32_t* queries = w.queries + first_row * num_words;
+  const int query_words = num_words * Kv::kKeyParts;
+  const int32_t* queries = w.queries + first_row * query_words;
   const uint8_t* keys[VECTORS];
   for (int v = 0; v < VECTORS; ++v) {
     const int start = token + v * kLanes;
@@ -28,16 +36,18 @@ template <class Kv, int ROWS, int VECTORS, class Prefetch>
     for (int v = 0; v < VECTORS; ++v) sums[r][v] = Kv::first_key_sum(w, first_row + r);
   }
   for (int word = 0; word < num_words; ++word) {
-    prefetch.template step<VECTORS>();
-    Ints loaded[VECTORS];
+    prefetch.template step<VECTORS * int{sizeof(Ints)}>();
+    for_each_part<Kv::kKeyParts>([&](auto part) __attribute__((always_inline)) {
+      typename Kv::Operand loaded[VECTORS];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) loaded[v] = load_words(keys[v] + word * stride);
+      for (int v = 0; v < VECTORS; ++v) loaded[v] = Kv::template part<part>(load_words(keys[v] + word * stride));
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-      const Ints query = set1(queries[r * num_words + word]);
+      for (int r = 0; r < ROWS; ++r) {
+        const typename Kv::Operand query = Kv::template query<part>(queries + r * query_words, num_words, word);
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] = Kv::add_key(sums[r][v], loaded[v], query);
-    }
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Kv::dot(sums[r][v], loaded[v], query);
+      }
+    });
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r) {
@@ -51,13 +61,14 @@ template <class Kv, int ROWS, int VECTORS, class Prefetch>
 template <class Kv, class Prefetch>
 void score_keys(const Tile& tile, const RowGroup& rows, Workspace& w, Prefetch& prefetch) {
   const int end = (tile.to + kLanes - 1) / kLanes;
-  for (int v = tile.from / kLanes; v < end; v += kMaxVectors) {
-    with_constant<kMaxRows>(rows.count, [&](auto num_rows) {
-      with_constant<kMaxVectors>(end - v < kMaxVectors ? end - v : kMaxVectors, [&](auto num_vectors) {
+  with_constant<kMaxRows>(rows.count, [&](auto num_rows) {
+    constexpr int kMost = max_vectors(num_rows);
+    for (int v = tile.from / kLanes; v < end; v += kMost) {
+      with_constant<kMost>(least(end - v, kMost), [&](auto num_vectors) {
         score_vectors<Kv, num_rows, num_vectors>(tile, rows.first, v * kLanes, w, prefetch);
       });
-    });
-  }
+    }
+  });
 }
 
 // Adds the tile to VECTORS * kLanes dimensions of the outputs, from `dim` on.
@@ -75,21 +86,22 @@ template <class Kv, int ROWS, int VECTORS, class Prefetch>
     const int in_block = token % tile.block_size;
     const uint8_t* values = tile.values[token / tile.block_size] + in_block / 2 * stride + dim * Kv::kValueWordBytes;
     for (; token < end; token += 2, values += stride) {
-      prefetch.template step<VECTORS * Kv::kValueWordBytes / 2, 2>();
-      Ints loaded[VECTORS];
+      prefetch.template step<VECTORS * kLanes * Kv::kValueWordBytes>();
+      for_each_part<Kv::kValueParts>([&](auto part) __attribute__((always_inline)) {
+        typename Kv::Operand loaded[VECTORS];
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) {
-        loaded[v] = Kv::load_values(values + v * kLanes * Kv::kValueWordBytes);
-        if constexpr (is_masked) loaded[v] = Kv::mask_values(loaded[v], mask);
-      }
+        for (int v = 0; v < VECTORS; ++v) {
+          Ints words = Kv::load_values(values + v * kLanes * Kv::kValueWordBytes);
+          if constexpr (is_masked) words = Kv::mask_values(words, mask);
+          loaded[v] = Kv::template value_part<part>(words);
+        }
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, w.weights[r] + token, sizeof pair);
-        const Ints weights = set1(pair);
+        for (int r = 0; r < ROWS; ++r) {
+          const typename Kv::Operand weights = Kv::template factor<part>(Kv::weights(w, r) + token);
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Kv::add_value(sums[r][v], loaded[v], weights);
-      }
+          for (int v = 0; v < VECTORS; ++v) sums[r][v] = Kv::add_values(sums[r][v], loaded[v], weights);
+        }
+      });
     }
   };
   // Of a pair that is only half in range, the other half may hold anything, NaN for one: 0 * NaN would not be 0.
@@ -118,14 +130,15 @@ template <class Kv, int ROWS, int VECTORS, class Prefetch>
 
 template <class Kv, class Prefetch>
 void accumulate_values(const Tile& tile, const RowGroup& rows, Workspace& w, Prefetch& prefetch) {
-  const int num_vectors = tile.head_dim / kLanes;
-  for (int v = 0; v < num_vectors; v += kMaxVectors) {
-    with_constant<kMaxRows>(rows.count, [&](auto rows_constant) {
-      with_constant<kMaxVectors>(num_vectors - v < kMaxVectors ? num_vectors - v : kMaxVectors, [&](auto vectors_constant) {
-        accumulate_vectors<Kv, rows_constant, vectors_constant>(tile, rows.first, v * kLanes, w, prefetch);
+  const int end = tile.head_dim / kLanes;
+  with_constant<kMaxRows>(rows.count, [&](auto num_rows) {
+    constexpr int kMost = max_vectors(num_rows);
+    for (int v = 0; v < end; v += kMost) {
+      with_constant<kMost>(least(end - v, kMost), [&](auto num_vectors) {
+        accumulate_vectors<Kv, num_rows, num_vectors>(tile, rows.first, v * kLanes, w, prefetch);
       });
-    });
-  }
+    }
+  });
 }
 
 // The products as `PrefillTask` takes them.

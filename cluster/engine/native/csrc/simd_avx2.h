@@ -1,8 +1,9 @@
 // The vector operations of simd_avx512.h on AVX2, FMA and F16C. Include inside a namespace of the ISA.
 
 constexpr int kLanes = 8;
-constexpr int kMaxRows = 4;
-constexpr int kMaxVectors = 2;
+constexpr int kMaxRows = 5;
+constexpr int max_vectors(int rows) { return rows <= 2 ? 4 : rows == 3 ? 3 : 2; }  // at most 10 sums: the rest fits 16 registers
+constexpr int kPieceBytes = 64;  // no more is prefetched than is loaded: misses queue up before loads that would hit
 
 using Floats = __m256;
 using Ints = __m256i;
@@ -78,14 +79,4 @@ using Ints = __m256i;
 [[gnu::always_inline]] static inline Floats high_bf16(Ints x) {
   return _mm256_castsi256_ps(mask_words(x, static_cast<int32_t>(0xffff0000)));
 }
-[[gnu::always_inline]] static inline Floats dot_bf16(Floats sum, Ints a, Ints b) {
-  return fma(high_bf16(a), high_bf16(b), fma(low_bf16(a), low_bf16(b), sum));
-}
 [[gnu::always_inline]] static inline Ints dot_int16(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-[[gnu::always_inline]] static inline Ints dot_bytes(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
-  // Even and odd bytes apart: sums of two products of bytes would saturate 16 bits.
-  const Ints even = _mm256_srai_epi16(_mm256_slli_epi16(signed_bytes, 8), 8);
-  const Ints odd = _mm256_srai_epi16(signed_bytes, 8);
-  sum = dot_int16(sum, _mm256_and_si256(unsigned_bytes, _mm256_set1_epi16(0xff)), even);
-  return dot_int16(sum, _mm256_srli_epi16(unsigned_bytes, 8), odd);
-}

@@ -1,8 +1,9 @@
 // The vector operations that kernels are written in, on AVX-512 with VNNI and BF16. Include inside a namespace of the ISA.
 
 constexpr int kLanes = 16;
-constexpr int kMaxRows = 6;     // with kMaxVectors, the largest register tile: 24 sums, 4 loads, 1 broadcast
-constexpr int kMaxVectors = 4;
+constexpr int kMaxRows = 6;
+constexpr int max_vectors(int) { return 4; }  // beside so many rows: 24 sums, 4 loads, 1 broadcast
+constexpr int kPieceBytes = 256;  // prefetched at a time
 
 using Floats = __m512;
 using Ints = __m512i;

@@ -2,7 +2,8 @@
 
 constexpr int kLanes = 8;
 constexpr int kMaxRows = 2;
-constexpr int kMaxVectors = 1;
+constexpr int max_vectors(int) { return 1; }
+constexpr int kPieceBytes = 256;
 
 struct Floats {
   float lane[kLanes];
