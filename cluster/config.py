@@ -17,7 +17,7 @@ from cluster.errors import ConfigError
 
 Scheme = Literal["bf16", "int8", "int4", "float32"]
 KVDtype = Literal["bf16", "int8", "float32"]
-PlaneName = Literal["shared_memory", "grpc"]
+PlaneName = Literal["shared_memory", "nixl", "grpc"]
 
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.config import BatonConfig
 from cluster.engine.build import build_engine
-from cluster.kv_transfer.selection import select_planes
+from cluster.kv_transfer.selection import PlaneContext, select_planes
 from cluster.worker.process import prepare_process
 from cluster.worker.settings import WorkerSettings
 from decode_worker.worker import DecodeWorker
@@ -21,7 +21,8 @@ async def start_worker(config: BatonConfig, model_folder: Path, settings: Worker
     """
     prepare_process(config.decode.threads)
     engine = await asyncio.to_thread(build_engine, config.decode, model_folder, max_model_len=config.max_model_len)
-    planes = select_planes(config.kv_transfer.planes, engine.kv_cache.storage, secret=settings.secret)
+    context = PlaneContext(engine.kv_cache.storage, settings.identity.incarnation, settings.host, settings.secret)
+    planes = select_planes(config.kv_transfer.planes, context)
     worker = DecodeWorker(settings, engine, planes)
     await worker.start()
     return worker

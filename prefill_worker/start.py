@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.config import BatonConfig
 from cluster.engine.build import allocate_private, build_engine
 from cluster.kv_transfer.pool_memory import PoolMemory
-from cluster.kv_transfer.selection import select_planes
+from cluster.kv_transfer.selection import PlaneContext, select_planes
 from cluster.worker.process import prepare_process
 from cluster.worker.settings import WorkerSettings
 from prefill_worker.worker import PrefillWorker
@@ -26,7 +26,8 @@ async def start_worker(config: BatonConfig, model_folder: Path, settings: Worker
     memory = PoolMemory() if "shared_memory" in config.kv_transfer.planes and sys.platform == "linux" else None
     allocate = allocate_private if memory is None else memory.allocate
     engine = await asyncio.to_thread(build_engine, config.prefill, model_folder, max_model_len=config.max_model_len, allocate=allocate)
-    planes = select_planes(config.kv_transfer.planes, engine.kv_cache.storage, secret=settings.secret, memory=memory)
+    context = PlaneContext(engine.kv_cache.storage, settings.identity.incarnation, settings.host, settings.secret, memory)
+    planes = select_planes(config.kv_transfer.planes, context)
     worker = PrefillWorker(settings, engine, planes)
     await worker.start()
     return worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,20 +20,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def select_planes(names: Sequence[PlaneName], pool: torch.Tensor, *, secret: str, memory: PoolMemory | None = None) -> list[DataPlane]:
-    """The planes of the config that this machine has, in the config's order.
+@dataclass(frozen=True, slots=True)
+class PlaneContext:
+    """What planes are made of. `memory` is where `pool` was allocated, on a worker whose pool others shall read."""
 
-    Args:
-        names: `kv_transfer.planes`.
-        pool: the own pool, uint8 `[num_blocks, block_bytes]`.
-        secret: of the cluster.
-        memory: where `pool` was allocated, on a worker whose pool others shall read.
-    """
-    found = [_build(name, pool, secret, memory) for name in names]
+    pool: torch.Tensor  # the own pool, uint8 `[num_blocks, block_bytes]`
+    incarnation: str  # of this worker
+    host: str  # that it binds to
+    secret: str  # of the cluster
+    memory: PoolMemory | None = None
+
+
+def select_planes(names: Sequence[PlaneName], context: PlaneContext) -> list[DataPlane]:
+    """The planes of the config (`kv_transfer.planes`) that this machine has, in the config's order."""
+    found = [_build(name, context) for name in names]
     return [plane for plane in found if plane is not None]
 
 
-def _build(name: PlaneName, pool: torch.Tensor, secret: str, memory: PoolMemory | None) -> DataPlane | None:
+def _build(name: PlaneName, context: PlaneContext) -> DataPlane | None:
     # A plane's module is imported where it is used: other planes need libraries that not every machine has.
     match name:
         case "shared_memory":
@@ -41,11 +46,20 @@ def _build(name: PlaneName, pool: torch.Tensor, secret: str, memory: PoolMemory 
                 return None
             from cluster.kv_transfer.shared_memory import SharedMemoryPlane
 
-            return SharedMemoryPlane(pool, memory)
+            return SharedMemoryPlane(context.pool, context.memory)
+        case "nixl":
+            from cluster.kv_transfer import nixl_library
+
+            if not nixl_library.is_installed():
+                _log.warning("no nixl plane: the package is not installed")
+                return None
+            from cluster.kv_transfer.nixl import NixlPlane
+
+            return NixlPlane(context.pool, context.incarnation, context.host)
         case "grpc":
             from cluster.kv_transfer.grpc import GrpcPlane
 
-            return GrpcPlane(pool, secret)
+            return GrpcPlane(context.pool, context.secret)
 
 
 async def publish(planes: Sequence[DataPlane]) -> dict[str, bytes]:

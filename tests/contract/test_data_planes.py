@@ -15,13 +15,14 @@ from cluster.kv_ticket import KVLayout, KVTicket
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.grpc import GrpcPlane
 from cluster.kv_transfer.in_process import Exchange, InProcessPlane
+from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.shared_memory import SharedMemoryPlane
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, SMALL, Owner
 from tests.kv_transfer.process_state import Held, eventually
 
-PLANES = ("shared_memory", "grpc", "in_process")
-ONE_SIDED = ("shared_memory", "in_process")
+PLANES = ("shared_memory", "nixl", "grpc", "in_process")
+ONE_SIDED = ("shared_memory", "nixl", "in_process")
 
 
 def reader_plane(name: str, pool: torch.Tensor, exchange: Exchange) -> DataPlane:
@@ -30,6 +31,8 @@ def reader_plane(name: str, pool: torch.Tensor, exchange: Exchange) -> DataPlane
             return SharedMemoryPlane(pool)
         case "grpc":
             return GrpcPlane(pool, SECRET)
+        case "nixl":
+            return NixlPlane(pool, "the reader", "127.0.0.1")
         case _:
             return InProcessPlane(pool, exchange, "the reader")
 
@@ -75,7 +78,8 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 @pytest.fixture(params=PLANES)
 async def large_pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     """Reads that take many slices, so that something can happen meanwhile."""
-    monkeypatch.setattr("cluster.kv_transfer.block_copier._SLICE_BYTES", 2**20)
+    for copier in ("block_copier", "nixl"):
+        monkeypatch.setattr(f"cluster.kv_transfer.{copier}._SLICE_BYTES", 2**20)
     async with Pair(request.param, LARGE, 96) as pair:
         yield pair
 

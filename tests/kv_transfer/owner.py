@@ -18,6 +18,7 @@ from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.grpc import GrpcPlane
 from cluster.kv_transfer.in_process import Exchange, InProcessPlane
+from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.selection import publish
 from cluster.kv_transfer.service import KVService
@@ -81,6 +82,8 @@ class Owner:
                 return SharedMemoryPlane(self.pool, self.memory)
             case "grpc":
                 return GrpcPlane(self.pool, SECRET)
+            case "nixl":
+                return NixlPlane(self.pool, self.incarnation, "127.0.0.1")
             case _:
                 return InProcessPlane(self.pool, exchange or Exchange(), self.incarnation)
 

@@ -10,7 +10,7 @@ import torch
 from cluster.errors import PlaneUnavailable
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
 from cluster.kv_transfer.pool_memory import PoolMemory
-from cluster.kv_transfer.selection import connect, publish, select_planes
+from cluster.kv_transfer.selection import PlaneContext, connect, publish, select_planes
 from tests.kv_transfer.owner import SECRET, SMALL
 
 PEER = PeerDescription("127.0.0.1:1", "incarnation", SMALL, "checkpoint", "domain", {"first": b"1", "second": b"2"})
@@ -74,7 +74,7 @@ async def test_publish_skips_what_cannot() -> None:
 async def test_planes_of_the_config() -> None:
     memory = PoolMemory()
     pool = memory.allocate(4 * SMALL.block_bytes).view(4, SMALL.block_bytes)
-    planes = select_planes(["grpc", "shared_memory"], pool, secret=SECRET, memory=memory)
+    planes = select_planes(["grpc", "shared_memory"], PlaneContext(pool, "incarnation", "127.0.0.1", SECRET, memory))
     assert [plane.name for plane in planes] == ["grpc", "shared_memory"]
     assert list(await publish(planes)) == ["grpc", "shared_memory"]
     for plane in planes:
@@ -84,4 +84,4 @@ async def test_planes_of_the_config() -> None:
 async def test_block_too_large_for_a_message() -> None:
     pool = torch.empty(1, 33 * 2**20, dtype=torch.uint8)
     with pytest.raises(PlaneUnavailable, match="does not fit in a message"):
-        await publish(select_planes(["grpc"], pool, secret=SECRET))
+        await publish(select_planes(["grpc"], PlaneContext(pool, "incarnation", "127.0.0.1", SECRET)))

@@ -1,0 +1,242 @@
+"""The plane of NIXL with its UCX backend: RDMA where the machines have it, shared memory or TCP elsewhere. One-sided.
+
+    1. `publish` registers the pool with an agent that is named after the worker's incarnation; a thread of UCX answers peers
+    2. `connect` makes that agent known to ours and reads the owner's token: a pair that cannot is told here, not at its first handoff
+    3. a read is a few READs of prepared lists, then one more of the token: whatever answers at that address is still the owner's pool
+    4. what has been posted is waited for, however the read ends; a peer that does not let it end costs us the agent (`NixlReader`), and
+       with it the reads from other peers that are going on. The next `connect` makes another
+
+UCX asks for no secret: with a host that is not loopback, whoever reaches its ports reads this process's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+
+from cluster import wire
+from cluster.errors import PlaneUnavailable, TicketMismatch, TransferError
+from cluster.kv_ticket import KVTicket
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, source_rows
+from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
+from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
+
+_SLICE_BYTES: Final = 16 * 2**20  # of one READ: what a cancel waits for
+_TOKEN_BYTES: Final = 16
+_STALL_S: Final = 5.0  # a READ that takes longer will not end
+_HURRY_S: Final = 0.5  # the same, once nobody wants it any more
+_POLL_S: Final = (0.0001, 0.002)  # first and longest pause: UCX reads its sockets only when it is asked, and these fill up
+
+_T = TypeVar("_T")
+
+
+class _Run(Protocol):
+    """Runs work in the thread that the agents belong to."""
+
+    async def __call__(self, work: Callable[[], _T]) -> _T: ...
+
+
+class NixlPlane(DataPlane):
+    """Reads and is read by NIXL."""
+
+    name = "nixl"
+
+    def __init__(self, pool: torch.Tensor, incarnation: str, host: str) -> None:
+        """
+        Args:
+            pool: ours, uint8 `[num_blocks, block_bytes]`.
+            incarnation: of this worker.
+            host: that it binds to; see `nixl_library.load`.
+        """
+        self._pool = pool
+        self._incarnation = incarnation
+        self._host = host
+        self._owner: _OwnerAgent | None = None
+        self._reader: NixlReader | None = None
+        self._making = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
+
+    async def publish(self) -> bytes:
+        self._owner = await self._run(lambda: _OwnerAgent(load(self._host), _agent_name(self._incarnation), self._pool))
+        return wire.encode(self._owner.description)
+
+    async def connect(self, peer: PeerDescription) -> Connection:
+        try:
+            pool = wire.decode(NixlPool, peer.planes[self.name])
+        except wire.WireError as error:
+            raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
+        if pool.block_bytes != self._pool.shape[1]:
+            raise TicketMismatch(f"blocks of {pool.block_bytes} bytes, ours have {self._pool.shape[1]}", param="layout")
+        if pool.agent != _agent_name(peer.incarnation):
+            raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
+        async with self._making:
+            if self._reader is None or self._reader.closed:
+                self._reader = await self._run(lambda: NixlReader(load(self._host)))
+        reader = self._reader
+        link = _Link(reader, await self._run(lambda: reader.open(pool)), self._run)
+        try:
+            await link.check()
+        except TransferError as error:
+            await link.close()
+            raise PlaneUnavailable(f"the peer's memory cannot be read: {error}") from error
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def close(self) -> None:
+        for held in (self._owner, self._reader):
+            if held is not None:
+                await self._run(held.close)
+        self._owner = self._reader = None
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+class _OwnerAgent:
+    """The agent that makes a pool readable."""
+
+    def __init__(self, api: Any, name: str, pool: torch.Tensor) -> None:
+        self._agent: Any = make_agent(api, name, progress=True)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        self._token = torch.frombuffer(bytearray(token), dtype=torch.uint8)
+        self._registrations = [self._agent.register_memory(tensor, backends=[BACKEND]) for tensor in (pool, self._token)]
+        metadata = self._agent.get_agent_metadata()
+        self.description = NixlPool(name, metadata, pool.data_ptr(), *pool.shape, token, self._token.data_ptr())
+
+    def close(self) -> None:
+        """From now on reads fail. Idempotent."""
+        if self._agent is None:
+            return
+        self._token.zero_()
+        for registration in self._registrations:
+            self._agent.deregister_memory(registration, backends=[BACKEND])
+        self._agent = None
+
+
+class _Link(Connection):
+    """A peer's pool, for as long as it answers."""
+
+    def __init__(self, reader: NixlReader, source: Source, run: _Run) -> None:
+        self._reader = reader
+        self._source = source
+        self._run = run
+        self._transfers: dict[asyncio.Task[None], _Transfer] = {}
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None or self._reader.closed
+
+    async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
+        assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.pool.block_bytes
+        self._check_open()
+        rows = source_rows(ticket, indexes, self._source.pool.num_blocks)
+        step = max(1, _SLICE_BYTES // destination.shape[1])
+        try:
+            for start in range(0, len(rows), step):
+                end = start + step
+                post = partial(self._reader.post_blocks, self._source, rows[start:end], destination, block_ids[start:end])
+                await self._transfer(post, self._reader.close)
+            if rows:
+                await self.check()
+        except TransferError:
+            self._start_closing()
+            raise
+
+    async def check(self) -> None:
+        """Raises:
+        TransferError: the peer does not answer, or its pool is not there any more.
+        """
+        await self._transfer(partial(self._reader.post_token, self._source), partial(self._reader.give_up, self._source))
+        if self._source.arrived_token.numpy().tobytes() != self._source.pool.token:
+            raise TransferError("the peer's pool is gone")
+
+    async def close(self) -> None:
+        await asyncio.shield(self._start_closing())
+
+    async def _transfer(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
+        """Starts a READ and outlasts it, whatever happens to us meanwhile; `give_up` is for one that does not end."""
+        self._check_open()
+        transfer = _Transfer(self._reader, self._run)
+        task = asyncio.create_task(transfer.run(post, give_up))
+        self._transfers[task] = transfer
+        task.add_done_callback(self._transfers.pop)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            transfer.hurry()
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError:
+                    continue  # a second cancel must not free rows that are still written
+            task.exception()  # seen, and of no interest any more
+            raise
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TransferError("the connection to the peer is closed")
+
+    def _start_closing(self) -> asyncio.Task[None]:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        for transfer in self._transfers.values():
+            transfer.hurry()
+        while self._transfers:
+            await asyncio.wait(list(self._transfers))
+        if not self._reader.closed:
+            await self._run(partial(self._reader.close_source, self._source))
+
+
+class _Transfer:
+    """One READ on its way."""
+
+    def __init__(self, reader: NixlReader, run: _Run) -> None:
+        self._reader = reader
+        self._run = run
+        self._patience_s = _STALL_S
+
+    def hurry(self) -> None:
+        """Nobody wants it any more."""
+        self._patience_s = _HURRY_S
+
+    async def run(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
+        """Returns when it is done.
+
+        Raises:
+            TransferError: it failed, or did not end and was given up.
+        """
+        number = await self._run(post)
+        started, (pause_s, longest_pause_s) = time.monotonic(), _POLL_S
+        try:
+            while not await self._is_done(number):
+                if time.monotonic() - started > self._patience_s:
+                    await self._run(give_up)
+                    raise TransferError(f"the peer sent nothing for {self._patience_s:g} s")
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_pause_s)
+        finally:
+            if not self._reader.closed:
+                await self._run(partial(self._reader.release, number))
+
+    async def _is_done(self, number: int) -> bool:
+        if self._reader.closed:
+            raise TransferError("the NIXL agent was closed during the read")
+        return await self._run(partial(self._reader.is_done, number))
+
+
+def _agent_name(incarnation: str) -> str:
+    return f"owner-{incarnation}"

@@ -1,0 +1,196 @@
+"""The reading end of NIXL: one agent, the destinations it registered and the pools of peers it reads from.
+
+Every method belongs to one thread: agents are not thread-safe, and a post over shared memory takes as long as the copy does. The agent
+has no progress thread. So on the way of every transport but RDMA, bytes arrive only inside of a call from here.
+
+Releasing the handle of a transfer in flight does not end the transfer: its bytes arrive with a later call (measured with UCX over TCP).
+Only the end of the agent is certain to end it: `close` is that too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.errors import PlaneUnavailable, TransferError
+from cluster.kv_transfer.nixl_library import BACKEND, make_agent
+
+
+@dataclass(frozen=True, slots=True)
+class NixlPool:
+    """What a reader needs to reach an owner's pool."""
+
+    agent: str  # its name
+    metadata: bytes
+    address: int  # of block 0, in the owner's address space
+    num_blocks: int
+    block_bytes: int
+    token: bytes  # lies in the owner's memory for as long as the pool may be read
+    token_address: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A peer's pool, ready to be read."""
+
+    pool: NixlPool
+    blocks: Any  # prepared list of all its blocks
+    token: Any  # and of its token
+    arrived_token: torch.Tensor  # ours, uint8 `[1, token bytes]`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Destination:
+    tensor: torch.Tensor  # kept: its address must not become another tensor's
+    registration: Any
+    rows: Any  # prepared list
+
+
+class NixlReader:
+    """See the module."""
+
+    def __init__(self, api: Any) -> None:
+        """Raises:
+        PlaneUnavailable: UCX does not start here.
+        """
+        self._agent: Any = make_agent(api, f"reader-{secrets.token_hex(8)}", progress=False)
+        self._destinations: dict[tuple[int, int, int], _Destination] = {}
+        self._sources: set[Source] = set()
+        self._given_up: set[Source] = set()
+        self._transfers: dict[int, Any] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def closed(self) -> bool:
+        """Whether all that was posted has ended for good. May be read in any thread."""
+        return self._agent is None
+
+    def open(self, pool: NixlPool) -> Source:
+        """Raises:
+        PlaneUnavailable: `pool` describes no agent that can be reached, or one of another name.
+        """
+        try:
+            name = self._native(lambda agent: agent.add_remote_agent(pool.metadata).decode())
+            if name != pool.agent:
+                self._native(lambda agent: agent.remove_remote_agent(name))
+                raise PlaneUnavailable(f"the peer's NIXL agent is {name}, not {pool.agent}")
+            blocks = self._prepare(name, pool.address, pool.num_blocks, pool.block_bytes)
+            token = self._prepare(name, pool.token_address, 1, len(pool.token))
+        except TransferError as error:
+            raise PlaneUnavailable(f"the peer's NIXL agent cannot be used: {error}") from error
+        source = Source(pool, blocks, token, torch.zeros(1, len(pool.token), dtype=torch.uint8))
+        self._sources.add(source)
+        return source
+
+    def post_blocks(self, source: Source, rows: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> int:
+        """Starts a READ of `source`'s `rows` into rows `block_ids` of `destination`, uint8 `[any, block_bytes]`; its number.
+
+        Raises:
+            TransferError: the peer is gone, or the agent is closed.
+        """
+        return self._post(source.blocks, rows, destination, block_ids)
+
+    def post_token(self, source: Source) -> int:
+        """Starts a READ of `source`'s token into `arrived_token`; its number. Raises as `post_blocks`."""
+        return self._post(source.token, [0], source.arrived_token, [0])
+
+    def is_done(self, number: int) -> bool:
+        """Makes progress with all transfers; whether this one is done.
+
+        Raises:
+            TransferError: it failed, or the agent was closed.
+        """
+        return bool(self._native(lambda agent: agent.check_xfer_state(self._transfers[number])) == "DONE")
+
+    def release(self, number: int) -> None:
+        """Frees what a transfer that has ended holds. Idempotent."""
+        transfer = self._transfers.pop(number, None)
+        if transfer is not None:
+            transfer.release()
+
+    def give_up(self, source: Source) -> None:
+        """Keeps what a transfer of `source`'s token needs until the agent ends: it does not come to an end itself."""
+        self._sources.discard(source)
+        self._given_up.add(source)
+
+    def close_source(self, source: Source) -> None:
+        """Forgets a peer whose transfers have ended. Idempotent, and without effect on one that was given up."""
+        if source in self._sources:
+            self._sources.remove(source)
+            self._forget_destination(_key(source.arrived_token))
+            source.blocks.release()
+            source.token.release()
+            self._native(lambda agent: agent.remove_remote_agent(source.pool.agent))
+
+    def close(self) -> None:
+        """Ends the agent, and with it every transfer: nothing writes to a destination any more. Idempotent."""
+        if self.closed:
+            return
+        for number in list(self._transfers):
+            self.release(number)
+        self._sources |= self._given_up
+        self._given_up.clear()
+        for source in list(self._sources):
+            self.close_source(source)
+        for key in list(self._destinations):
+            self._forget_destination(key)
+        self._agent = None
+
+    def _post(self, remote: Any, rows: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> int:
+        local = self._destination(destination).rows
+        indices = _indices(block_ids), _indices(rows)
+        number = next(self._numbers)
+        self._transfers[number] = self._native(lambda agent: agent.make_prepped_xfer("READ", local, indices[0], remote, indices[1]))
+        try:
+            self._native(lambda agent: agent.transfer(self._transfers[number]))
+        except TransferError:
+            self.release(number)
+            raise
+        return number
+
+    def _destination(self, tensor: torch.Tensor) -> _Destination:
+        key = _key(tensor)
+        if key not in self._destinations:
+            assert tensor.dtype == torch.uint8 and tensor.is_contiguous()
+            registration = self._native(lambda agent: agent.register_memory(tensor, backends=[BACKEND]))
+            self._destinations[key] = _Destination(tensor, registration, self._prepare("", *key))
+        return self._destinations[key]
+
+    def _forget_destination(self, key: tuple[int, int, int]) -> None:
+        destination = self._destinations.pop(key, None)
+        if destination is not None:
+            destination.rows.release()
+            self._native(lambda agent: agent.deregister_memory(destination.registration, backends=[BACKEND]))
+
+    def _prepare(self, agent_name: str, address: int, num_rows: int, row_bytes: int) -> Any:
+        rows = np.zeros((num_rows, 3), dtype=np.uint64)  # address, length, device
+        rows[:, 0] = address + np.arange(num_rows, dtype=np.uint64) * np.uint64(row_bytes)
+        rows[:, 1] = row_bytes
+        return self._native(lambda agent: agent.prep_xfer_dlist(agent_name, rows, "DRAM", backends=[BACKEND]))
+
+    def _native(self, call: Callable[[Any], Any]) -> Any:
+        """Raises:
+        TransferError: NIXL's error in words. The error itself would keep the agent alive, by the frames of its traceback.
+        """
+        if self.closed:
+            raise TransferError("the NIXL agent is closed")
+        try:
+            return call(self._agent)
+        except Exception as error:  # one class for each status, without a common base
+            reason = str(error)
+        raise TransferError(f"NIXL: {reason}")
+
+
+def _key(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Address, rows, bytes of a row."""
+    return tensor.data_ptr(), tensor.shape[0], tensor.shape[1]
+
+
+def _indices(rows: Sequence[int]) -> Any:
+    return np.array(rows, dtype=np.int32)
