@@ -98,6 +98,15 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class KVPeer:
+    """How a decode worker reads the KV of one prefill worker."""
+
+    incarnation: str  # of the prefill worker
+    plane: str
+    reason: str  # why this plane and none before it
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A worker's report to the router: who it is, what it can hold, and what it holds now."""
 
@@ -126,6 +135,7 @@ class WorkerLoad:
     num_steps: int = 0
     num_tokens_total: int = 0
     layout: str = ""  # KVLayout.fingerprint()
+    kv_peers: tuple[KVPeer, ...] = ()  # the prefill workers it reads from
 
 
 @dataclass(frozen=True, slots=True)

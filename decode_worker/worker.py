@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from cluster.books import ProcessBooks
 from cluster.engine.engine import Engine
+from cluster.engine.load import EngineLoad
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.peers import Peers
 from cluster.pb.worker_pb2_grpc import add_DecodeServicer_to_server
-from cluster.types import WorkerRole
+from cluster.types import WorkerLoad, WorkerRole
 from cluster.worker.settings import WorkerSettings
 from cluster.worker.worker import Worker
 from decode_worker.intake import Destination, Intake
@@ -42,6 +43,9 @@ class DecodeWorker(Worker):
             may_prefill=settings.identity.role is WorkerRole.COLOCATED,
         )
         self.endpoint.add(lambda server: add_DecodeServicer_to_server(service, server))
+
+    def _with(self, load: EngineLoad) -> WorkerLoad:
+        return replace(super()._with(load), kv_peers=self.peers.choices)
 
     async def books(self) -> ProcessBooks:
         books = await super().books()

@@ -24,11 +24,7 @@ from cluster.engine.build import allocate_private, build_engine
 from cluster.engine.engine import Engine
 from cluster.errors import BatonError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import DataPlane
-from cluster.kv_transfer.grpc import GrpcPlane
-from cluster.kv_transfer.in_process import Exchange, InProcessPlane
 from cluster.kv_transfer.pool_memory import PoolMemory
-from cluster.kv_transfer.shared_memory import SharedMemoryPlane
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import DecodeStub, PrefillStub
 from cluster.types import FinishReason, OrderKey, ReportReply, Request, SamplingParams, TokenOutput, WorkerLoad, WorkerRole
@@ -37,11 +33,11 @@ from cluster.worker.settings import WorkerSettings
 from cluster.worker.worker import Worker
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
+from tests.kv_transfer.planes import PlaneMaker
 from tests.tiny_models import VOCAB_SIZE
 
 SECRET = "secret of the tests"
 ROUTER_EPOCH = 1
-PLANES = ("shared_memory", "grpc", "in_process")
 _numbers = itertools.count()
 W = TypeVar("W", bound=Worker)
 
@@ -99,7 +95,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         self.client = Client()
-        self._exchange = Exchange()
+        self._planes = PlaneMaker(SECRET)
         self._reported = asyncio.Condition()
         self._started: list[Worker] = []
         self._num_threads = torch.get_num_threads()
@@ -119,12 +115,16 @@ class Workers:
         allocate = allocate_private if memory is None else memory.allocate
         engine = build_engine(pool or self.pool, self.folder, max_model_len=self.max_model_len, allocate=allocate)
         settings = self._settings(WorkerRole.PREFILL, pool)
-        return await self._start(PrefillWorker(settings, engine, [self._plane(engine, settings, memory)]))
+        return await self._start(
+            PrefillWorker(settings, engine, [self._planes.make(self.plane, engine.kv_cache.storage, settings.identity.incarnation, memory)])
+        )
 
     async def start_decode(self, pool: PoolConfig | None = None, role: WorkerRole = WorkerRole.DECODE) -> DecodeWorker:
         engine = build_engine(pool or self.pool, self.folder, max_model_len=self.max_model_len)
         settings = self._settings(role, pool)
-        return await self._start(DecodeWorker(settings, engine, [self._plane(engine, settings, None)]))
+        return await self._start(
+            DecodeWorker(settings, engine, [self._planes.make(self.plane, engine.kv_cache.storage, settings.identity.incarnation)])
+        )
 
     async def start_colocated(self, pool: PoolConfig | None = None) -> DecodeWorker:
         """One engine that does everything: the oracle of promise P1."""
@@ -151,16 +151,6 @@ class Workers:
             self.reports.append(wire.decode(WorkerLoad, report))
             self._reported.notify_all()
         return wire.encode(ReportReply(ROUTER_EPOCH))
-
-    def _plane(self, engine: Engine, settings: WorkerSettings, memory: PoolMemory | None) -> DataPlane:
-        pool = engine.kv_cache.storage
-        match self.plane:
-            case "shared_memory":
-                return SharedMemoryPlane(pool, memory)
-            case "grpc":
-                return GrpcPlane(pool, SECRET)
-            case _:
-                return InProcessPlane(pool, self._exchange, settings.identity.incarnation)
 
 
 class Client:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
-from cluster.types import AdmitRequest, OrderKey, Placement, TokenOutput, WorkerAddress, WorkerLoad, WorkerRole, WorkerState
+from cluster.types import AdmitRequest, KVPeer, OrderKey, Placement, TokenOutput, WorkerAddress, WorkerLoad, WorkerRole, WorkerState
 
 COUNTS = st.integers(0, 2**31)
 TICKETS = st.builds(
@@ -52,6 +52,7 @@ LOAD = WorkerLoad(
     max_num_seqs=4,
     max_num_batched_tokens=512,
     live_requests=("a/0", "b/1"),
+    kv_peers=(KVPeer("i", "grpc", "not shared_memory: another host"),),
 )
 
 

@@ -111,7 +111,8 @@ class _OwnerAgent:
         self._token = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         self._registrations = [self._agent.register_memory(tensor, backends=[BACKEND]) for tensor in (pool, self._token)]
         metadata = self._agent.get_agent_metadata()
-        self.description = NixlPool(name, metadata, pool.data_ptr(), *pool.shape, token, self._token.data_ptr())
+        num_blocks, block_bytes = pool.shape
+        self.description = NixlPool(name, metadata, pool.data_ptr(), num_blocks, block_bytes, token, self._token.data_ptr())
 
     def close(self) -> None:
         """From now on reads fail. Idempotent."""

@@ -19,6 +19,7 @@ from cluster.kv_ticket import KVLayout, KVTicket
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
 from cluster.kv_transfer.control import KVControlClient
 from cluster.kv_transfer.selection import connect
+from cluster.types import KVPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,14 @@ class Peer:
     """One life of one prefill worker, reachable."""
 
     description: PeerDescription
-    plane: str
+    choice: KVPeer  # of the plane
     connection: Connection
     control: KVControlClient
+
+    @property
+    def plane(self) -> str:
+        """By which its blocks come."""
+        return self.choice.plane
 
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
         """See `Connection.read`."""
@@ -74,6 +80,11 @@ class Peers:
         """Of the same."""
         return tuple(self._peers)
 
+    @property
+    def choices(self) -> tuple[KVPeer, ...]:
+        """Of the plane to each peer that is known."""
+        return tuple(task.result().choice for task in self._peers.values() if _is_known(task))
+
     async def get(self, ticket: KVTicket) -> Peer:
         """The peer that issued `ticket`, whose KV fits our pool.
 
@@ -85,7 +96,7 @@ class Peers:
         """
         self._check(ticket.layout, ticket.checkpoint)
         known = self._peers.get(ticket.incarnation)
-        if known is not None and known.done() and known.result().connection.closed:
+        if known is not None and _is_known(known) and known.result().connection.closed:
             await self._forget(ticket.incarnation, known)
         connecting = self._peers.get(ticket.incarnation)
         if connecting is None:
@@ -109,11 +120,11 @@ class Peers:
         try:
             description = await control.describe()
             self._check(description.layout.fingerprint(), description.checkpoint)
-            plane, connection = await connect(self._planes, description)
+            choice, connection = await connect(self._planes, description)
         except BaseException:
             await control.close()
             raise
-        return Peer(description, plane, connection, control)
+        return Peer(description, choice, connection, control)
 
     def _check(self, layout: str, checkpoint: str) -> None:
         if layout != self._layout.fingerprint():
@@ -128,7 +139,7 @@ class Peers:
 
     async def _forget_when_lost(self, incarnation: str, connecting: asyncio.Task[Peer]) -> None:
         await asyncio.wait([connecting])
-        if not connecting.cancelled() and connecting.exception() is None:
+        if _is_known(connecting):
             await connecting.result().control.wait_lost()
         await self._forget(incarnation, connecting)
 
@@ -136,5 +147,9 @@ class Peers:
         if self._peers.get(incarnation) is task:
             del self._peers[incarnation]
         await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is None:
+        if _is_known(task):
             await task.result().close()
+
+
+def _is_known(task: asyncio.Task[Peer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from cluster.config import PlaneName
 from cluster.errors import PlaneUnavailable
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
+from cluster.types import KVPeer
 
 if TYPE_CHECKING:
     from cluster.kv_transfer.pool_memory import PoolMemory
@@ -81,26 +82,23 @@ async def publish(planes: Sequence[DataPlane]) -> dict[str, bytes]:
     return published
 
 
-async def connect(planes: Sequence[DataPlane], peer: PeerDescription) -> tuple[str, Connection]:
-    """The first of our planes that the peer has too and that reaches it: its name and the connection.
+async def connect(planes: Sequence[DataPlane], peer: PeerDescription) -> tuple[KVPeer, Connection]:
+    """The first of our planes that the peer has too and that reaches it, and the connection.
 
     Raises:
         PlaneUnavailable: there is none; says why for each.
     """
-    reasons: dict[str, str] = {}
+    reasons: list[str] = []
     for plane in planes:
         if plane.name not in peer.planes:
-            reasons[plane.name] = "the peer does not have it"
+            reasons.append(f"not {plane.name}: the peer does not have it")
             continue
         try:
             connection = await plane.connect(peer)
         except PlaneUnavailable as error:
-            reasons[plane.name] = str(error)
+            reasons.append(f"not {plane.name}: {error}")
             continue
-        _log.info("KV of %s comes by %s%s", peer.incarnation, plane.name, _because(reasons))
-        return plane.name, connection
-    raise PlaneUnavailable(f"no data plane reaches {peer.endpoint}{_because(reasons)}")
-
-
-def _because(reasons: Mapping[str, str]) -> str:
-    return " (" + "; ".join(f"not {name}: {reason}" for name, reason in reasons.items()) + ")" if reasons else ""
+        choice = KVPeer(peer.incarnation, plane.name, "; ".join(reasons) or "first of the config")
+        _log.info("KV of %s comes by %s (%s)", choice.incarnation, choice.plane, choice.reason)
+        return choice, connection
+    raise PlaneUnavailable(f"no data plane reaches {peer.endpoint} ({'; '.join(reasons) or 'none is configured'})")

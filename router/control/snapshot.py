@@ -66,6 +66,7 @@ def _worker(registry: WorkerRegistry, worker: Worker, now_s: float) -> dict[str,
         "num_tokens_waiting": load.num_tokens_waiting,
         "num_steps": load.num_steps,
         "num_tokens_total": load.num_tokens_total,
+        "kv_peers": [asdict(peer) for peer in load.kv_peers],
     }
 
 

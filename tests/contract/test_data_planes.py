@@ -5,68 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
 
 from cluster.errors import PlaneUnavailable, TicketMismatch, TicketStale, TransferError, Unauthorized, WrongIncarnation
-from cluster.kv_ticket import KVLayout, KVTicket
-from cluster.kv_transfer.base import DataPlane
-from cluster.kv_transfer.grpc import GrpcPlane
-from cluster.kv_transfer.in_process import Exchange, InProcessPlane
-from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.peers import Peers
-from cluster.kv_transfer.shared_memory import SharedMemoryPlane
+from tests.contract.pair import Pair
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, SMALL, Owner
+from tests.kv_transfer.planes import NAMES, ONE_SIDED, PLANES
 from tests.kv_transfer.process_state import Held, eventually
-
-PLANES = ("shared_memory", "nixl", "grpc", "in_process")
-ONE_SIDED = ("shared_memory", "nixl", "in_process")
-
-
-def reader_plane(name: str, pool: torch.Tensor, exchange: Exchange) -> DataPlane:
-    match name:
-        case "shared_memory":
-            return SharedMemoryPlane(pool)
-        case "grpc":
-            return GrpcPlane(pool, SECRET)
-        case "nixl":
-            return NixlPlane(pool, "the reader", "127.0.0.1")
-        case _:
-            return InProcessPlane(pool, exchange, "the reader")
-
-
-class Pair:
-    """An owner and a reader."""
-
-    def __init__(self, name: str, layout: KVLayout, num_blocks: int, secret: str = SECRET) -> None:
-        self.name = name
-        self.exchange = Exchange()
-        self.owner = Owner(name, layout=layout, num_blocks=num_blocks, exchange=self.exchange)
-        self.pool = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
-        self.plane = reader_plane(name, self.pool, self.exchange)
-        self.peers = Peers([self.plane], layout=layout, checkpoint=CHECKPOINT, secret=secret)
-
-    async def __aenter__(self) -> Pair:
-        await self.owner.start()
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.peers.close()
-        await self.plane.close()
-        await self.owner.close()
-
-    async def read(self, ticket: KVTicket, indexes: Sequence[int], block_ids: Sequence[int]) -> None:
-        peer = await self.peers.get(ticket)
-        await peer.read(ticket, indexes, self.pool, block_ids)
-
-    async def read_until_first_block(self, ticket: KVTicket) -> asyncio.Task[None]:
-        """A read of the whole ticket that has copied at least one block and is likely not done."""
-        everything = range(len(ticket.blocks))
-        task = asyncio.create_task(self.read(ticket, everything, everything))
-        await eventually(lambda: task.done() or bool(self.pool[0, 0]), interval_s=0)
-        return task
 
 
 @pytest.fixture(params=PLANES)
@@ -188,7 +137,7 @@ async def test_restart_at_the_same_address(pair: Pair) -> None:
     peer = await pair.peers.get(ticket)
     await pair.owner.close()
     port = int(pair.owner.endpoint.rpartition(":")[2])
-    pair.owner = Owner(pair.name, num_blocks=600, exchange=pair.exchange)
+    pair.owner = Owner(pair.name, num_blocks=600, maker=pair.maker)
     await pair.owner.start(port)
 
     with pytest.raises((WrongIncarnation, TransferError)):
@@ -214,7 +163,7 @@ async def test_ticket_of_another_layout_or_model(pair: Pair) -> None:
 async def test_peer_of_another_layout(pair: Pair) -> None:
     other = dataclasses.replace(SMALL, num_layers=3)
     pool = torch.zeros(8, other.block_bytes, dtype=torch.uint8)
-    plane = reader_plane(pair.name, pool, pair.exchange)
+    plane = pair.maker.make(pair.name, pool, "another reader")
     peers = Peers([plane], layout=other, checkpoint=CHECKPOINT, secret=SECRET)
     ticket = dataclasses.replace(pair.owner.lease([1]), layout=other.fingerprint())  # lies about what its issuer has
     with pytest.raises(TicketMismatch) as caught:
@@ -301,7 +250,7 @@ async def test_unreachable_peer(pair: Pair) -> None:
 
 async def test_plane_the_peer_lacks(pair: Pair) -> None:
     peer = (await pair.peers.get(pair.owner.lease([1]))).description
-    others = [reader_plane(name, pair.pool, Exchange()) for name in PLANES if name != pair.name]
+    others = [pair.maker.make(name, pair.pool, "the reader") for name in NAMES if name != pair.name]
     peers = Peers(others, layout=SMALL, checkpoint=CHECKPOINT, secret=SECRET)
     with pytest.raises(PlaneUnavailable, match="the peer does not have it"):
         await peers.get(pair.owner.lease([1]))

@@ -10,7 +10,8 @@ import torch
 
 from cluster.config import TransferConfig
 from cluster.types import Request
-from tests.harness import PLANES, Answer, Workers, check_books, make_request, random_prompt, tiny_pool
+from tests.harness import Answer, Workers, check_books, make_request, random_prompt, tiny_pool
+from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import oracle, tiny_model
 
 BLOCK_SIZE = 8

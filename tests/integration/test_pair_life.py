@@ -17,10 +17,11 @@ from grpc import aio
 from cluster import rpc
 from cluster.config import TransferConfig
 from cluster.errors import Draining, TicketStale, TransferError
-from cluster.types import WorkerRole, WorkerState
+from cluster.types import KVPeer, WorkerRole, WorkerState
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.harness import PLANES, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
+from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
+from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import tiny_model
 
 
@@ -210,7 +211,7 @@ async def test_workers_that_have_closed_leave_nothing_behind(plane: str) -> None
     await live_once()
     await no_more_fds_than(fds)
     assert not maps_pool()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy"))]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy", "kv-nixl"))]
 
 
 @pytest.mark.parametrize("plane", PLANES)
@@ -222,6 +223,8 @@ def test_a_handoff_on_uvloop_as_in_a_serve_replica(plane: str) -> None:
             first = await workers.client.first_token(workers.client.prefill(prefill, request))
             events = [event async for event in workers.client.decode(decode, request, first.ticket)]
             assert events[0].taken.plane == plane
+            report = await workers.wait_for_report(lambda report: bool(report.kv_peers))
+            assert report.kv_peers == (KVPeer(prefill.load().incarnation, plane, "first of the config"),)
             first.call.cancel()
             await check_books(prefill, decode)
 

@@ -15,15 +15,11 @@ import torch
 from cluster import rpc, wire
 from cluster.errors import TicketMismatch, TicketStale
 from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
-from cluster.kv_transfer.base import DataPlane
-from cluster.kv_transfer.grpc import GrpcPlane
-from cluster.kv_transfer.in_process import Exchange, InProcessPlane
-from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.selection import publish
 from cluster.kv_transfer.service import KVService
-from cluster.kv_transfer.shared_memory import SharedMemoryPlane
 from cluster.types import TokenOutput
+from tests.kv_transfer.planes import PlaneMaker
 
 SECRET = "a secret of the tests"
 CHECKPOINT = "checkpoint"
@@ -65,27 +61,16 @@ class Leases:
 class Owner:
     """One life of such a worker."""
 
-    def __init__(self, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64, exchange: Exchange | None = None) -> None:
+    def __init__(self, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64, maker: PlaneMaker | None = None) -> None:
         self.layout = layout
         self.incarnation = secrets.token_hex(8)
         self.leases = Leases()
         self.memory = PoolMemory()
         self.pool = self.memory.allocate(num_blocks * layout.block_bytes).view(num_blocks, layout.block_bytes)
         random_pool(self.pool, seed=1)
-        self.plane = self._plane(plane, exchange)
+        self.plane = (maker or PlaneMaker(SECRET)).make(plane, self.pool, self.incarnation, self.memory)
         self.endpoint = ""
         self.server = rpc.server(SECRET)
-
-    def _plane(self, name: str, exchange: Exchange | None) -> DataPlane:
-        match name:
-            case "shared_memory":
-                return SharedMemoryPlane(self.pool, self.memory)
-            case "grpc":
-                return GrpcPlane(self.pool, SECRET)
-            case "nixl":
-                return NixlPlane(self.pool, self.incarnation, "127.0.0.1")
-            case _:
-                return InProcessPlane(self.pool, exchange or Exchange(), self.incarnation)
 
     async def start(self, port: int = 0) -> None:
         planes = await publish([self.plane])

@@ -47,8 +47,8 @@ def socket_exists(name: str) -> bool:
 
 
 def shm_files() -> list[str]:
-    """Files of ours in /dev/shm."""
-    return [path.name for path in Path("/dev/shm").iterdir() if "baton" in path.name]
+    """Files of ours and of UCX in /dev/shm."""
+    return [path.name for path in Path("/dev/shm").iterdir() if "baton" in path.name or "ucx" in path.name]
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0, interval_s: float = 0.002) -> None:

@@ -11,6 +11,7 @@ from cluster.errors import PlaneUnavailable
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.selection import PlaneContext, connect, publish, select_planes
+from cluster.types import KVPeer
 from tests.kv_transfer.owner import SECRET, SMALL
 
 PEER = PeerDescription("127.0.0.1:1", "incarnation", SMALL, "checkpoint", "domain", {"first": b"1", "second": b"2"})
@@ -46,11 +47,16 @@ async def test_first_common_plane(caplog: pytest.LogCaptureFixture) -> None:
         ScriptedPlane("second"),
         ScriptedPlane("third"),
     ]
-    name, _ = await connect(planes, PEER)
-    assert name == "second"
+    choice, _ = await connect(planes, PEER)
+    assert choice == KVPeer("incarnation", "second", "not absent: the peer does not have it; not first: other host")
     assert [plane.num_connects for plane in planes] == [0, 1, 1, 0]
     (line,) = caplog.messages
     assert line == "KV of incarnation comes by second (not absent: the peer does not have it; not first: other host)"
+
+
+async def test_the_first_plane_needs_no_other_reason() -> None:
+    choice, _ = await connect([ScriptedPlane("first"), ScriptedPlane("second")], PEER)
+    assert choice == KVPeer("incarnation", "first", "first of the config")
 
 
 async def test_no_common_plane() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,55 +10,15 @@ import torch
 
 from cluster import wire
 from cluster.errors import TransferError
-from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.peers import Peers
-from cluster.kv_transfer.selection import select_planes
 from cluster.kv_transfer.shared_memory import PoolDescriptor
 from cluster.process_state import ProcessState
-from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, random_pool
+from tests.kv_transfer.owner import random_pool
+from tests.kv_transfer.planes import NEEDS_NIXL
 from tests.kv_transfer.process_state import Held, eventually, num_pool_mappings, open_files, shm_files, socket_exists
-
-NUM_BLOCKS = 128  # as the script's
-
-
-class RemoteOwner:
-    """The script in its process, and a reader here."""
-
-    def __init__(self, plane: str, process: asyncio.subprocess.Process, ticket: KVTicket) -> None:
-        self.process = process
-        self.ticket = ticket
-        self.pool = torch.zeros(NUM_BLOCKS, LARGE.block_bytes, dtype=torch.uint8)
-        self.planes = select_planes(["shared_memory", "grpc"], self.pool, secret=SECRET)
-        self.peers = Peers(self.planes, layout=LARGE, checkpoint=CHECKPOINT, secret=SECRET)
-        self.plane = plane
-
-    @classmethod
-    async def start(cls, plane: str) -> RemoteOwner:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv_transfer.owner", plane, stdin=pipe, stdout=pipe)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
-        return cls(plane, process, wire.decode(KVTicket, bytes.fromhex(line.decode())))
-
-    async def read(self) -> None:
-        everything = range(NUM_BLOCKS)
-        peer = await self.peers.get(self.ticket)
-        assert peer.plane == self.plane
-        await peer.read(self.ticket, everything, self.pool, everything)
-
-    async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
-
-    async def close(self) -> None:
-        await self.kill()
-        await self.peers.close()
-        for plane in self.planes:
-            await plane.close()
+from tests.kv_transfer.remote_owner import RemoteOwner
 
 
-@pytest.fixture(params=["shared_memory", "grpc"])
+@pytest.fixture(params=["shared_memory", pytest.param("nixl", marks=NEEDS_NIXL), "grpc"])
 async def owner(request: pytest.FixtureRequest) -> AsyncIterator[RemoteOwner]:
     owner = await RemoteOwner.start(request.param)
     yield owner
@@ -82,6 +41,7 @@ async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
     peer = await owner.peers.get(owner.ticket)
     await owner.read()
     assert list(owner.peers.incarnations) == [owner.ticket.incarnation]
+    assert [(choice.incarnation, choice.plane) for choice in owner.peers.choices] == [(owner.ticket.incarnation, owner.plane)]
     assert len(ProcessState.now().segments.keys() - segments.keys()) == (1 if owner.plane == "shared_memory" else 0)
     sockets = []
     if owner.plane == "shared_memory":
@@ -92,7 +52,7 @@ async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
     await owner.kill()
 
     await eventually(lambda: len(owner.peers) == 0 and peer.connection.closed)
-    assert list(owner.peers.incarnations) == []
+    assert owner.peers.incarnations == owner.peers.choices == ()
     assert ProcessState.now().segments == segments
     assert num_pool_mappings() == num_mappings
     assert not [name for name in sockets if socket_exists(name)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRequest
-from cluster.types import WorkerRole, WorkerState
+from cluster.types import KVPeer, WorkerRole, WorkerState
 from tests.router.control.builders import (
     COLOCATED,
     Cluster,
@@ -154,9 +154,10 @@ async def test_blocks_of_a_silent_worker_are_shown_and_not_added_up() -> None:
 
 async def test_snapshot_and_gauges() -> None:
     cluster = ready_cluster()
+    peer = KVPeer("p#1", "grpc", "not shared_memory: another host")
     cluster.report(
         prefill_load(num_blocks_free=90, num_blocks_leased=10, num_tokens_waiting=0),
-        load("d", num_blocks_free=70, num_blocks_cached=10, num_blocks_owned=20, num_seqs_running=8),
+        load("d", num_blocks_free=70, num_blocks_cached=10, num_blocks_owned=20, num_seqs_running=8, kv_peers=(peer,)),
         load("e", state=WorkerState.DRAINING),
     )
     waiting = cluster.admit(request("low", 40, priority=1))[0]
@@ -169,6 +170,7 @@ async def test_snapshot_and_gauges() -> None:
     row = decode["workers"][0]
     assert (row["worker_id"], row["incarnation"], row["endpoint"], row["state"], row["age_s"]) == ("d", "d#1", "d:1", "running", 2.0)
     assert row["kv_blocks"] == {"free": 70, "cached": 10, "owned": 20, "leased": 0, "total": 100}
+    assert row["kv_peers"] == [{"incarnation": "p#1", "plane": "grpc", "reason": "not shared_memory: another host"}]
     assert [worker["state"] for worker in decode["workers"]] == ["running", "draining"]
     assert books["queue"]["by_class"]["low"] == {"num_requests": 1, "num_tokens": 40, "oldest_wait_s": 2.0}
     assert books["queue"]["num_requests"] == 1

@@ -1,0 +1,186 @@
+"""NIXL's own ways to go wrong, beside what every plane must do: peers that stop, agents that do not answer, a library that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from cluster import wire
+from cluster.errors import PlaneUnavailable, TransferError
+from cluster.kv_transfer import nixl, nixl_library
+from cluster.kv_transfer.base import PeerDescription
+from cluster.kv_transfer.nixl import NixlPlane
+from cluster.kv_transfer.nixl_reader import NixlPool
+from cluster.kv_transfer.selection import PlaneContext, publish, select_planes
+from tests.kv_transfer.owner import CHECKPOINT, SECRET, SMALL, Owner
+from tests.kv_transfer.planes import HOST, NEEDS_NIXL
+from tests.kv_transfer.process_state import Held, eventually, shm_files
+from tests.kv_transfer.remote_owner import RemoteOwner
+
+
+async def description(owner: Owner, **changes: object) -> PeerDescription:
+    """Of an owner that has not started, with another pool than its own if `changes` say so."""
+    pool = wire.decode(NixlPool, (await publish([owner.plane]))["nixl"])
+    fields = {name: getattr(pool, name) for name in NixlPool.__slots__} | changes
+    return PeerDescription("", owner.incarnation, SMALL, CHECKPOINT, "domain", {"nixl": wire.encode(NixlPool(**fields))})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def tcp_owner(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteOwner]:
+    """Bytes come by sockets, as from another host: shared memory reads on from a process that stands still."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    owner = await RemoteOwner.start("nixl")
+    yield owner
+    if owner.process.returncode is None:
+        owner.process.send_signal(signal.SIGCONT)
+    await owner.close()
+
+
+@NEEDS_NIXL
+class TestPeer:
+    async def test_that_stops_during_a_read(self, tcp_owner: RemoteOwner, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nixl, "_STALL_S", 1.0)
+        await tcp_owner.read()
+        peer = await tcp_owner.peers.get(tcp_owner.ticket)
+        tcp_owner.pool.zero_()
+        tcp_owner.process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            with pytest.raises(TransferError):
+                await tcp_owner.read()
+        assert peer.connection.closed
+        tcp_owner.pool.fill_(7)
+        tcp_owner.process.send_signal(signal.SIGCONT)
+        await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))  # anew; what was still on its way comes before this
+        assert bool((tcp_owner.pool == 7).all())
+
+    async def test_that_stops_does_not_hold_a_cancelled_read(self, tcp_owner: RemoteOwner) -> None:
+        await tcp_owner.read()
+        tcp_owner.process.send_signal(signal.SIGSTOP)
+        reading = asyncio.create_task(tcp_owner.read())
+        await asyncio.sleep(0.1)
+        reading.cancel()
+        async with asyncio.timeout(nixl._STALL_S):  # it need not wait for that
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        tcp_owner.pool.fill_(7)
+        tcp_owner.process.send_signal(signal.SIGCONT)
+        await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))
+        assert bool((tcp_owner.pool == 7).all())
+
+    async def test_that_is_killed_during_a_read_over_tcp(self, tcp_owner: RemoteOwner) -> None:
+        await tcp_owner.read()
+        reading = asyncio.create_task(tcp_owner.read())
+        tcp_owner.process.kill()
+        async with asyncio.timeout(20):
+            await asyncio.wait([reading])
+            with pytest.raises(TransferError):
+                await tcp_owner.read()
+        assert reading.exception() is None or isinstance(reading.exception(), TransferError)
+        await eventually(lambda: len(tcp_owner.peers) == 0)
+        assert shm_files() == []
+
+    async def test_whose_agent_has_another_name(self) -> None:
+        async with _Pair() as (owner, plane):
+            peer = await description(owner, agent="owner-another")
+            with pytest.raises(PlaneUnavailable, match="is not that of incarnation"):
+                await plane.connect(peer)
+
+    async def test_whose_token_lies_elsewhere(self) -> None:
+        async with _Pair() as (owner, plane):
+            with pytest.raises(PlaneUnavailable, match="cannot be read"):
+                await plane.connect(await description(owner, token=bytes(16)))
+
+    async def test_that_never_answers_costs_other_peers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCX_TLS", "tcp")
+        async with _Pair() as (owner, plane), _Pair() as (mute, _):
+            link = await plane.connect(await description(owner))
+            monkeypatch.setattr(nixl, "_STALL_S", 0.3)
+            make_agent = nixl.make_agent
+            monkeypatch.setattr(nixl, "make_agent", lambda api, name, progress: make_agent(api, name, progress=False))
+            with pytest.raises(PlaneUnavailable, match="sent nothing"):
+                await plane.connect(await description(mute))
+            destination = torch.zeros(2, SMALL.block_bytes, dtype=torch.uint8)
+            await link.read(owner.lease([3, 1]), [0, 1], destination, [0, 1])
+            assert torch.equal(destination, owner.pool[[3, 1]])
+            await link.close()
+
+
+@NEEDS_NIXL
+class TestDestination:
+    async def test_any_tensor_of_blocks(self) -> None:
+        async with _Pair() as (owner, plane):
+            link = await plane.connect(await description(owner))
+            ticket = owner.lease(range(64))
+            for num_blocks in (64, 7, 64):
+                staging = torch.zeros(num_blocks, SMALL.block_bytes, dtype=torch.uint8)
+                rows = range(num_blocks)
+                for _ in range(2):
+                    await link.read(ticket, rows, staging, rows)
+                assert torch.equal(staging, owner.pool[:num_blocks])
+            await link.close()
+
+    async def test_a_closed_link_fails_and_leaves_the_others(self) -> None:
+        async with _Pair() as (owner, plane), _Pair() as (other, _):
+            first, second = await plane.connect(await description(owner)), await plane.connect(await description(other))
+            before = Held.now()
+            await first.close()
+            await first.close()
+            destination = torch.zeros(1, SMALL.block_bytes, dtype=torch.uint8)
+            with pytest.raises(TransferError):
+                await first.read(owner.lease([1]), [0], destination, [0])
+            await second.read(other.lease([1]), [0], destination, [0])
+            assert torch.equal(destination[0], other.pool[1])
+            assert Held.now().num_threads == before.num_threads
+            await second.close()
+
+
+class TestLibrary:
+    def test_that_is_not_installed_is_said_once(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        find_spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("nixl") else find_spec(name))
+        pool = torch.zeros(1, SMALL.block_bytes, dtype=torch.uint8)
+        planes = select_planes(["nixl", "grpc"], PlaneContext(pool, "incarnation", HOST, SECRET))
+        assert [plane.name for plane in planes] == ["grpc"]
+        assert caplog.messages == ["no nixl plane: the package is not installed"]
+
+    def test_that_cannot_be_loaded_is_a_reason_for_another_plane(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(name: str) -> None:
+            raise ImportError(f"{name}: libsomething.so is missing")
+
+        monkeypatch.setattr(importlib, "import_module", fail)
+        with pytest.raises(PlaneUnavailable, match=r"nixl_cu12\._api: libsomething\.so is missing"):
+            nixl_library.load(HOST)
+
+    @NEEDS_NIXL
+    @pytest.mark.parametrize(("host", "devices"), [("127.0.0.1", "lo"), ("localhost", "lo"), ("::1", "lo"), ("0.0.0.0", None)])
+    def test_ports_stay_on_loopback_with_the_worker(self, host: str, devices: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+        nixl_library.load(host)
+        assert os.environ.get("UCX_NET_DEVICES") == devices
+        monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+
+    @NEEDS_NIXL
+    def test_leaves_logging_as_it_was(self) -> None:
+        nixl_library.load(HOST)
+        assert logging.raiseExceptions
+        assert not logging.getLogger("nixl").handlers
+
+
+class _Pair:
+    """An owner, and a plane that reads from it."""
+
+    async def __aenter__(self) -> tuple[Owner, NixlPlane]:
+        self._owner = Owner("nixl")
+        self._plane = NixlPlane(torch.zeros(1, SMALL.block_bytes, dtype=torch.uint8), "the reader", HOST)
+        return self._owner, self._plane
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._plane.close()
+        await self._owner.close()
