@@ -110,7 +110,7 @@ async def read_and_copy(peers: Peers, ticket: KVTicket, pool: torch.Tensor, repe
     block_ids = random_blocks(peer.description.layout, 1)
     num_bytes = len(indexes) * pool.shape[1]
     source, copied = pool.view(-1)[:num_bytes], torch.zeros(num_bytes, dtype=torch.uint8).fill_(3)
-    bare = BareRead(peer.description.planes["nixl"]) if peer.plane == "nixl" else None
+    bare = BareRead(peer.description.planes["nixl"], pool) if peer.plane == "nixl" else None
     rates: tuple[list[float], ...] = ([], [], [])
     for _ in range(repeats + 1):
         times_s = [time.perf_counter()]
@@ -119,7 +119,7 @@ async def read_and_copy(peers: Peers, ticket: KVTicket, pool: torch.Tensor, repe
         copied.copy_(source)
         times_s.append(time.perf_counter())
         if bare is not None:
-            bare.read([block.block_id for block in ticket.blocks], pool, block_ids)
+            bare.read([block.block_id for block in ticket.blocks], block_ids)
         times_s.append(time.perf_counter())
         for found, (before, after) in zip(rates, pairwise(times_s), strict=True):
             found.append(num_bytes / (after - before) / 1e9)
@@ -132,13 +132,15 @@ async def read_and_copy(peers: Peers, ticket: KVTicket, pool: torch.Tensor, repe
 class BareRead:
     """NIXL without a plane: one READ of everything, on an agent of its own, asked for without a pause."""
 
-    def __init__(self, description: bytes) -> None:
-        self._reader = NixlReader(nixl_library.load(HOST))
+    def __init__(self, description: bytes, pool: torch.Tensor) -> None:
+        """`description` is what the peer's plane published, `pool` what is read into."""
+        self._reader = NixlReader(nixl_library.load(HOST), pool)
+        self._pool = pool
         self._source = self._reader.open(wire.decode(NixlPool, description))
 
-    def read(self, rows: Sequence[int], pool: torch.Tensor, block_ids: Sequence[int]) -> None:
-        """Blocks of the peer into rows of `pool`."""
-        number = self._reader.post_blocks(self._source, rows, pool, block_ids)
+    def read(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Blocks of the peer into rows of the pool."""
+        number = self._reader.post_blocks(self._source, rows, self._pool, block_ids)
         while not self._reader.is_done(number):
             pass
         self._reader.release(number)

@@ -153,7 +153,8 @@ class TransferConfig(_Section):
     """The KV handoff."""
 
     planes: Annotated[tuple[PlaneName, ...], Field(min_length=1), AfterValidator(_each_once)] = Field(
-        ("shared_memory", "grpc"), description="data planes in order of preference; each pair uses the first that both have"
+        ("shared_memory", "grpc"),
+        description="shared_memory, nixl and grpc in order of preference; each pair uses the first that both have and that works",
     )
     lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")
     renew_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="how often a waiting decode worker renews")

@@ -78,7 +78,7 @@ class NixlPlane(DataPlane):
             raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
         async with self._making:
             if self._reader is None or self._reader.closed:
-                self._reader = await self._run(lambda: NixlReader(load(self._host)))
+                self._reader = await self._run(lambda: NixlReader(load(self._host), self._pool))
         reader = self._reader
         link = _Link(reader, await self._run(lambda: reader.open(pool)), self._run)
         try:
@@ -106,11 +106,17 @@ class _OwnerAgent:
     """The agent that makes a pool readable."""
 
     def __init__(self, api: Any, name: str, pool: torch.Tensor) -> None:
+        """Raises:
+        PlaneUnavailable: UCX does not start here, or cannot register the pool.
+        """
         self._agent: Any = make_agent(api, name, progress=True)
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._token = torch.frombuffer(bytearray(token), dtype=torch.uint8)
-        self._registrations = [self._agent.register_memory(tensor, backends=[BACKEND]) for tensor in (pool, self._token)]
-        metadata = self._agent.get_agent_metadata()
+        try:
+            self._registrations = [self._agent.register_memory(tensor, backends=[BACKEND]) for tensor in (pool, self._token)]
+            metadata = self._agent.get_agent_metadata()
+        except Exception as error:  # one class for each status, without a common base
+            raise PlaneUnavailable(f"the pool cannot be registered: {error}") from error
         num_blocks, block_bytes = pool.shape
         self.description = NixlPool(name, metadata, pool.data_ptr(), num_blocks, block_bytes, token, self._token.data_ptr())
 

@@ -55,9 +55,12 @@ class _Destination:
 class NixlReader:
     """See the module."""
 
-    def __init__(self, api: Any) -> None:
-        """Raises:
-        PlaneUnavailable: UCX does not start here.
+    def __init__(self, api: Any, pool: torch.Tensor) -> None:
+        """Registers `pool`, uint8 `[num_blocks, block_bytes]`. Other destinations are registered with their first read and kept until
+        `close`: give it few, and long-lived ones.
+
+        Raises:
+            PlaneUnavailable: UCX does not start here, or cannot register the pool.
         """
         self._agent: Any = make_agent(api, f"reader-{secrets.token_hex(8)}", progress=False)
         self._destinations: dict[tuple[int, int, int], _Destination] = {}
@@ -65,6 +68,10 @@ class NixlReader:
         self._given_up: set[Source] = set()
         self._transfers: dict[int, Any] = {}
         self._numbers = itertools.count()
+        try:
+            self._destination(pool)
+        except TransferError as error:
+            raise PlaneUnavailable(f"our pool cannot be registered: {error}") from error
 
     @property
     def closed(self) -> bool:
