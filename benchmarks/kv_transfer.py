@@ -143,7 +143,6 @@ class BareRead:
         number = self._reader.post_blocks(self._source, rows, self._pool, block_ids)
         while not self._reader.is_done(number):
             pass
-        self._reader.release(number)
 
     def close(self) -> None:
         self._reader.close()

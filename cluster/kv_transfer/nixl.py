@@ -28,10 +28,11 @@ from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, sou
 from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
 
-_SLICE_BYTES: Final = 16 * 2**20  # of one READ: what a cancel waits for
+_SLICE_BYTES: Final = 8 * 2**20  # of one READ: what a cancel waits for
+_MAX_IN_FLIGHT: Final = 2  # READs of one peer: the second fills the gap after the first, more would only make each slower
 _TOKEN_BYTES: Final = 16
 _STALL_S: Final = 5.0  # a READ that takes longer will not end
-_HURRY_S: Final = 0.5  # the same, once nobody wants it any more
+_HURRY_S: Final = 1.0  # the same, once nobody wants it any more
 _POLL_S: Final = (0.0001, 0.002)  # first and longest pause: UCX reads its sockets only when it is asked, and these fill up
 
 _T = TypeVar("_T")
@@ -137,6 +138,7 @@ class _Link(Connection):
         self._reader = reader
         self._source = source
         self._run = run
+        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         self._transfers: dict[asyncio.Task[None], _Transfer] = {}
         self._closing: asyncio.Task[None] | None = None
 
@@ -173,7 +175,11 @@ class _Link(Connection):
 
     async def _transfer(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
         """Starts a READ and outlasts it, whatever happens to us meanwhile; `give_up` is for one that does not end."""
-        self._check_open()
+        async with self._slots:
+            self._check_open()
+            await self._outlast(post, give_up)
+
+    async def _outlast(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
         transfer = _Transfer(self._reader, self._run)
         task = asyncio.create_task(transfer.run(post, give_up))
         self._transfers[task] = transfer
@@ -226,23 +232,21 @@ class _Transfer:
         Raises:
             TransferError: it failed, or did not end and was given up.
         """
-        number = await self._run(post)
+        number, is_done = await self._run(partial(self._start, post))
         started, (pause_s, longest_pause_s) = time.monotonic(), _POLL_S
-        try:
-            while not await self._is_done(number):
-                if time.monotonic() - started > self._patience_s:
-                    await self._run(give_up)
-                    raise TransferError(f"the peer sent nothing for {self._patience_s:g} s")
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, longest_pause_s)
-        finally:
-            if not self._reader.closed:
-                await self._run(partial(self._reader.release, number))
+        while not is_done:
+            if time.monotonic() - started > self._patience_s:
+                await self._run(give_up)
+                raise TransferError(f"the peer sent nothing for {self._patience_s:g} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_pause_s)
+            if self._reader.closed:
+                raise TransferError("the NIXL agent was closed during the read")
+            is_done = await self._run(partial(self._reader.is_done, number))
 
-    async def _is_done(self, number: int) -> bool:
-        if self._reader.closed:
-            raise TransferError("the NIXL agent was closed during the read")
-        return await self._run(partial(self._reader.is_done, number))
+    def _start(self, post: Callable[[], int]) -> tuple[int, bool]:
+        number = post()
+        return number, self._reader.is_done(number)
 
 
 def _agent_name(incarnation: str) -> str:

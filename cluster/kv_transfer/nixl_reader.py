@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,18 +109,19 @@ class NixlReader:
         return self._post(source.token, [0], source.arrived_token, [0])
 
     def is_done(self, number: int) -> bool:
-        """Makes progress with all transfers; whether this one is done.
+        """Makes progress with all transfers; whether this one is done. One that has ended, well or not, is not asked for again.
 
         Raises:
             TransferError: it failed, or the agent was closed.
         """
-        return bool(self._native(lambda agent: agent.check_xfer_state(self._transfers[number])) == "DONE")
-
-    def release(self, number: int) -> None:
-        """Frees what a transfer that has ended holds. Idempotent."""
-        transfer = self._transfers.pop(number, None)
-        if transfer is not None:
-            transfer.release()
+        try:
+            done = bool(self._native(lambda agent: agent.check_xfer_state(self._transfers[number])) == "DONE")
+        except TransferError:
+            self._release(number)
+            raise
+        if done:
+            self._release(number)
+        return done
 
     def give_up(self, source: Source) -> None:
         """Keeps what a transfer of `source`'s token needs until the agent ends: it does not come to an end itself."""
@@ -133,14 +135,15 @@ class NixlReader:
             self._forget_destination(_key(source.arrived_token))
             source.blocks.release()
             source.token.release()
-            self._native(lambda agent: agent.remove_remote_agent(source.pool.agent))
+            with suppress(TransferError):  # it may have noticed by itself that the peer is gone
+                self._native(lambda agent: agent.remove_remote_agent(source.pool.agent))
 
     def close(self) -> None:
         """Ends the agent, and with it every transfer: nothing writes to a destination any more. Idempotent."""
         if self.closed:
             return
         for number in list(self._transfers):
-            self.release(number)
+            self._release(number)
         self._sources |= self._given_up
         self._given_up.clear()
         for source in list(self._sources):
@@ -157,9 +160,15 @@ class NixlReader:
         try:
             self._native(lambda agent: agent.transfer(self._transfers[number]))
         except TransferError:
-            self.release(number)
+            self._release(number)
             raise
         return number
+
+    def _release(self, number: int) -> None:
+        transfer = self._transfers.pop(number, None)
+        if transfer is not None:
+            with suppress(TransferError):
+                self._native(lambda _: transfer.release())
 
     def _destination(self, tensor: torch.Tensor) -> _Destination:
         key = _key(tensor)
