@@ -29,7 +29,7 @@ from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
 
 _SLICE_BYTES: Final = 8 * 2**20  # of one READ: what a cancel waits for
-_MAX_IN_FLIGHT: Final = 2  # READs of one peer: the second fills the gap after the first, more would only make each slower
+_MAX_IN_FLIGHT: Final = 2  # READs of one peer, in the order they were asked for: the second fills the gap after the first
 _TOKEN_BYTES: Final = 16
 _STALL_S: Final = 5.0  # a READ that takes longer will not end
 _HURRY_S: Final = 1.0  # the same, once nobody wants it any more
@@ -150,17 +150,28 @@ class _Link(Connection):
         assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.pool.block_bytes
         self._check_open()
         rows = source_rows(ticket, indexes, self._source.pool.num_blocks)
-        step = max(1, _SLICE_BYTES // destination.shape[1])
+        if not rows:
+            return
         try:
-            for start in range(0, len(rows), step):
-                end = start + step
-                post = partial(self._reader.post_blocks, self._source, rows[start:end], destination, block_ids[start:end])
-                await self._transfer(post, self._reader.close)
-            if rows:
-                await self.check()
+            await self._read_slices(rows, destination, block_ids)
+            await self.check()
         except TransferError:
             self._start_closing()
             raise
+
+    async def _read_slices(self, rows: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
+        step = max(1, _SLICE_BYTES // destination.shape[1])
+        failed: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:  # ends when all of them have
+                for start in range(0, len(rows), step):
+                    end = start + step
+                    post = partial(self._reader.post_blocks, self._source, rows[start:end], destination, block_ids[start:end])
+                    group.create_task(self._transfer(post, self._reader.close))
+        except* TransferError as errors:
+            failed = errors.exceptions[0]
+        if failed is not None:
+            raise failed
 
     async def check(self) -> None:
         """Raises:

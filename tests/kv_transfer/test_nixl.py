@@ -29,7 +29,7 @@ async def description(owner: Owner, **changes: object) -> PeerDescription:
     """Of an owner that has not started, with another pool than its own if `changes` say so."""
     pool = wire.decode(NixlPool, (await publish([owner.plane]))["nixl"])
     fields = {name: getattr(pool, name) for name in NixlPool.__slots__} | changes
-    return PeerDescription("", owner.incarnation, SMALL, CHECKPOINT, "domain", {"nixl": wire.encode(NixlPool(**fields))})  # type: ignore[arg-type]
+    return PeerDescription("", owner.incarnation, SMALL, CHECKPOINT, "domain", {"nixl": wire.encode(NixlPool(**fields))})
 
 
 @pytest.fixture
@@ -102,8 +102,9 @@ class TestPeer:
         async with _Pair() as (owner, plane), _Pair() as (mute, _):
             link = await plane.connect(await description(owner))
             monkeypatch.setattr(nixl, "_STALL_S", 0.3)
-            make_agent = nixl.make_agent
-            monkeypatch.setattr(nixl, "make_agent", lambda api, name, progress: make_agent(api, name, progress=False))
+            make_agent = nixl_library.make_agent
+            silent = lambda api, name, progress: make_agent(api, name, progress=False)  # noqa: E731
+            monkeypatch.setattr("cluster.kv_transfer.nixl.make_agent", silent)
             with pytest.raises(PlaneUnavailable, match="sent nothing"):
                 await plane.connect(await description(mute))
             destination = torch.zeros(2, SMALL.block_bytes, dtype=torch.uint8)
