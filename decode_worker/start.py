@@ -21,7 +21,9 @@ async def start_worker(config: BatonConfig, model_folder: Path, settings: Worker
     """
     prepare_process(config.decode.threads)
     engine = await asyncio.to_thread(build_engine, config.decode, model_folder, max_model_len=config.max_model_len)
-    context = PlaneContext(engine.kv_cache.storage, settings.identity.incarnation, settings.host, settings.secret)
+    context = PlaneContext(
+        pool=engine.kv_cache.storage, incarnation=settings.identity.incarnation, host=settings.host, secret=settings.secret
+    )
     planes = select_planes(config.kv_transfer.planes, context)
     worker = DecodeWorker(settings, engine, planes)
     await worker.start()

@@ -26,7 +26,9 @@ async def start_worker(config: BatonConfig, model_folder: Path, settings: Worker
     memory = PoolMemory() if "shared_memory" in config.kv_transfer.planes and sys.platform == "linux" else None
     allocate = allocate_private if memory is None else memory.allocate
     engine = await asyncio.to_thread(build_engine, config.prefill, model_folder, max_model_len=config.max_model_len, allocate=allocate)
-    context = PlaneContext(engine.kv_cache.storage, settings.identity.incarnation, settings.host, settings.secret, memory)
+    context = PlaneContext(
+        pool=engine.kv_cache.storage, incarnation=settings.identity.incarnation, host=settings.host, secret=settings.secret, memory=memory
+    )
     planes = select_planes(config.kv_transfer.planes, context)
     worker = PrefillWorker(settings, engine, planes)
     await worker.start()

@@ -6,7 +6,7 @@
     4. what has been posted is waited for, however the read ends; a peer that does not let it end costs us the agent (`NixlReader`), and
        with it the reads from other peers that are going on. The next `connect` makes another
 
-UCX asks for no secret: with a host that is not loopback, whoever reaches its ports reads this process's memory.
+UCX asks for no secret: with a host that is not loopback, whoever reaches its ports may reach this process's memory.
 """
 
 from __future__ import annotations
