@@ -21,7 +21,8 @@ import torch
 
 from cluster import rpc, wire
 from cluster.config import PlaneName
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.kv_transfer import nixl_library
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader
 from cluster.kv_transfer.peers import Peers
@@ -74,7 +75,7 @@ async def own(plane: PlaneName, layout: KVLayout) -> None:
     await server.start()
     blocks = tuple(BlockRef(block_id, 0) for block_id in random_blocks(layout, 0))
     num_tokens = len(blocks) * layout.block_size
-    ticket = KVTicket("benchmark", 0, bytes(16), incarnation, endpoint, blocks, num_tokens, layout.fingerprint(), "", "", 1e9)
+    ticket = KVTicket("benchmark", 0, bytes(16), incarnation, endpoint, blocks, num_tokens, layout, "", "", 1e9)
     print(wire.encode(ticket).hex(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(None)

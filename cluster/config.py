@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from cluster.errors import ConfigError
+from cluster.kv_layout import can_become
 
 Scheme = Literal["bf16", "int8", "int4", "float32"]
 KVDtype = Literal["bf16", "int8", "float32"]
@@ -159,6 +160,9 @@ class TransferConfig(_Section):
     lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")
     renew_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="how often a waiting decode worker renews")
     max_lease_s: Annotated[float, Field(gt=0)] = Field(300.0, description="the longest life of a lease, renewals included")
+    staging_bytes: ByteSize = Field(
+        64 * 2**20, description="a decode worker's memory for blocks that are repacked, where the pools' blocks differ"
+    )
     checksums: bool = Field(False, description="CRC-32 of every block, checked on arrival")
 
     @model_validator(mode="after")
@@ -198,11 +202,9 @@ class BatonConfig(_Section):
             if pool.max_num_seqs > pool.max_num_batched_tokens:  # decode rows go first: prompts would never get a turn
                 raise _misfit(f"{name}.max_num_seqs", f"must be at most {name}.max_num_batched_tokens ({pool.max_num_batched_tokens})")
         if self.mode == "disaggregated":
-            for key in ("block_size", "kv_dtype"):
-                if getattr(self.prefill, key) != getattr(self.decode, key):
-                    raise _misfit(f"decode.{key}", f"must equal prefill.{key} ({getattr(self.prefill, key)})")
-            if (self.prefill.kernels == "native") != (self.decode.kernels == "native"):
-                raise _misfit("decode.kernels", "must be native in both pools or in neither: they pack KV blocks in another order")
+            source, destination = self.prefill.kv_dtype, self.decode.kv_dtype
+            if not can_become(source, destination):
+                raise _misfit("decode.kv_dtype", f"KV that the prefill pool stores as {source} cannot become {destination}")
         return self
 
 

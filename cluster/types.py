@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster.kv_layout import KVLayout
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended. The first two are the OpenAI API's own words."""
@@ -119,7 +121,7 @@ class WorkerLoad:
     checkpoint: str  # fingerprint of the weights' files and the model's config
     domain: str  # numerics domain: scheme, KV dtype, kernel set
     max_model_len: int
-    block_size: int
+    layout: KVLayout  # of its KV blocks
     num_blocks: int
     num_reserved_blocks: int  # kept back from admission, so that running sequences can grow
     max_num_seqs: int
@@ -134,8 +136,12 @@ class WorkerLoad:
     live_requests: tuple[str, ...] = ()  # `Request.key` of all it holds
     num_steps: int = 0
     num_tokens_total: int = 0
-    layout: str = ""  # KVLayout.fingerprint()
     kv_peers: tuple[KVPeer, ...] = ()  # the prefill workers it reads from
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.layout.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@
                   │           └── no room: declined, nothing was read, the ticket is still good
                   └── does not fit the request or this worker: TicketMismatch
 
-Until the commit the prefill worker's lease is renewed, so a long read does not cost the prompt. Only blocks that are not cached here
-travel. Nothing that was read is used before the prefill worker has answered *valid*: a read can race the end of the lease, and the
-commit tells. Each intake commits in a name of its own, so a ticket that was taken is stale even for the worker that took it. Blocks go
-free only after the read that fills them has ended (`Connection.read` promises that no write comes after), so a cancelled read never
+Until the commit the prefill worker's lease is renewed, so a long read does not cost the prompt. Only what is not cached here travels
+(`BlockReader`). Nothing that was read is used before the prefill worker has answered *valid*: a read can race the end of the lease, and
+the commit tells. Each intake commits in a name of its own, so a ticket that was taken is stale even for the worker that took it. Blocks
+go free only after the read that fills them has ended (`Connection.read` promises that no write comes after), so a cancelled read never
 writes into another sequence's blocks.
 """
 
@@ -18,18 +18,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from cluster.config import TransferConfig
 from cluster.engine.engine import Reservation
 from cluster.errors import BatonError, TicketMismatch, TicketStale, TransferError, WrongIncarnation
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import why_no_handover
+from cluster.kv_ticket import KVTicket
 from cluster.types import Request
-from cluster.worker.checksums import block_checksums
+from decode_worker.block_reader import BlockReader, Destination, ReadablePeer
 
 _log = logging.getLogger(__name__)
 
@@ -42,28 +42,15 @@ class IntakeEngine(Protocol):
     def abort(self, key: str) -> None: ...
 
 
-class IntakePeer(Protocol):
+class IntakePeer(ReadablePeer, Protocol):
     """The part of `Peer` that the intake needs."""
 
     @property
     def plane(self) -> str: ...
 
-    async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None: ...
-
     async def renew(self, ticket: KVTicket) -> float | None: ...
 
     async def release(self, ticket: KVTicket, taker: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where KV arrives: this worker's pool and what its blocks mean."""
-
-    pool: torch.Tensor  # uint8 [num_blocks, block_bytes]
-    layout: KVLayout
-    checkpoint: str
-    incarnation: str  # signs the commits
-    zero_tail: Callable[[int, int], None]  # (block id, first token without KV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +72,20 @@ class Intake:
         engine: IntakeEngine,
         destination: Destination,
         peer_of: Callable[[KVTicket], Awaitable[IntakePeer]],
-        renew_interval_s: float,
+        transfer: TransferConfig,
     ) -> None:
         """
         Args:
             engine: whose pool is filled.
             destination: that pool.
             peer_of: the worker that issued a ticket (`Peers.get`).
-            renew_interval_s: how often a lease is renewed until the commit.
+            transfer: how often a lease is renewed until the commit, and how much memory blocks are repacked in.
         """
         self._engine = engine
         self._destination = destination
         self._peer_of = peer_of
-        self._renew_interval_s = renew_interval_s
+        self._renew_interval_s = transfer.renew_interval_s
+        self._reader = BlockReader(destination, transfer.staging_bytes)
         self._taking: set[str] = set()
 
     def __len__(self) -> int:
@@ -117,7 +105,7 @@ class Intake:
         self._check(request, ticket)
         self._taking.add(request.key)
         try:
-            reservation = await self._engine.reserve(request, ticket.domain, ticket.num_tokens)
+            reservation = await self._engine.reserve(request, self._domain(ticket), ticket.num_tokens)
             if reservation is None:
                 return None
             reserved_s = time.monotonic()
@@ -128,18 +116,28 @@ class Intake:
             raise
         finally:
             self._taking.discard(request.key)
-        num_bytes = num_blocks * self._destination.layout.block_bytes
+        num_bytes = num_blocks * ticket.layout.block_bytes
         return Taken(reservation, plane, num_bytes, reserved_s - started_s, time.monotonic() - reserved_s)
 
+    def close(self) -> None:
+        """Call it when nothing is under way any more. Idempotent."""
+        self._reader.close()
+
+    def _domain(self, ticket: KVTicket) -> str:
+        """Of the KV as it will lie here. Rounded to fewer bits it is that of the pair: of neither side's own KV, nor equal to it."""
+        found, ours = ticket.layout.kv_dtype, self._destination.layout.kv_dtype
+        return ticket.domain if found == ours else f"{ticket.domain}-to-{ours}"
+
     def _check(self, request: Request, ticket: KVTicket) -> None:
-        layout = self._destination.layout
+        reason = why_no_handover(ticket.layout, self._destination.layout)
+        if reason is not None:
+            raise TicketMismatch(f"the ticket's blocks cannot become ours: {reason}", param="layout")
         expected = {
             "request_id": (ticket.request_id, request.request_id),
             "attempt": (ticket.attempt, request.attempt),
             "num_tokens": (ticket.num_tokens, request.num_prompt_tokens),
-            "layout": (ticket.layout, layout.fingerprint()),
             "checkpoint": (ticket.checkpoint, self._destination.checkpoint),
-            "blocks": (len(ticket.blocks), layout.num_blocks_for(ticket.num_tokens)),
+            "blocks": (len(ticket.blocks), ticket.layout.num_blocks_for(ticket.num_tokens)),
             "checksums": (len(ticket.checksums), len(ticket.blocks) if ticket.checksums else 0),
             "first_token": (ticket.first_token is not None, True),
         }
@@ -149,27 +147,13 @@ class Intake:
 
     async def _fetch(self, ticket: KVTicket, reservation: Reservation) -> tuple[str, int]:
         """Reads what is missing and commits; the plane and the number of blocks read."""
-        indexes = range(reservation.num_cached_blocks, len(ticket.blocks))
-        block_ids = [reservation.block_ids[index] for index in indexes]
         taker = f"{self._destination.incarnation}/{secrets.token_hex(8)}"
         peer = await self._peer_of(ticket)
         async with self._renewing(peer, ticket):
-            if block_ids:
-                await peer.read(ticket, indexes, self._destination.pool, block_ids)
-                await self._finish_blocks(ticket, indexes, block_ids)
+            num_blocks = await self._reader.read(peer, ticket, reservation)
             if not await peer.release(ticket, taker):
                 raise TicketStale(f"the lease of {ticket.key} ended before the commit")
-        return peer.plane, len(block_ids)
-
-    async def _finish_blocks(self, ticket: KVTicket, indexes: Sequence[int], block_ids: Sequence[int]) -> None:
-        if ticket.checksums:
-            found = await block_checksums(self._destination.pool, block_ids)
-            damaged = [index for index, checksum in zip(indexes, found, strict=True) if checksum != ticket.checksums[index]]
-            if damaged:
-                raise TransferError(f"blocks {damaged} of {ticket.key} arrived damaged", param="checksums")
-        num_tail_tokens = ticket.num_tokens % self._destination.layout.block_size
-        if num_tail_tokens:
-            self._destination.zero_tail(block_ids[-1], num_tail_tokens)
+        return peer.plane, num_blocks
 
     @asynccontextmanager
     async def _renewing(self, peer: IntakePeer, ticket: KVTicket) -> AsyncIterator[None]:

@@ -14,7 +14,8 @@ from cluster.pb.worker_pb2_grpc import add_DecodeServicer_to_server
 from cluster.types import WorkerLoad, WorkerRole
 from cluster.worker.settings import WorkerSettings
 from cluster.worker.worker import Worker
-from decode_worker.intake import Destination, Intake
+from decode_worker.block_reader import Destination
+from decode_worker.intake import Intake
 from decode_worker.metrics import TransferMetrics
 from decode_worker.service import DecodeService
 
@@ -34,7 +35,7 @@ class DecodeWorker(Worker):
             incarnation=settings.identity.incarnation,
             zero_tail=engine.kv_cache.zero_tail,
         )
-        self.intake = Intake(self.engine_loop, destination, self.peers.get, settings.transfer.renew_interval_s)
+        self.intake = Intake(self.engine_loop, destination, self.peers.get, settings.transfer)
         service = DecodeService(
             self.engine_loop,
             self.intake,
@@ -53,6 +54,7 @@ class DecodeWorker(Worker):
 
     async def close(self) -> None:
         await super().close()
+        self.intake.close()
         await self.peers.close()
         for plane in self._planes:
             await plane.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.config import BatonConfig, PoolConfig
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig, weight_files
 
 

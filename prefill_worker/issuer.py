@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.types import Request
 
 
@@ -30,7 +31,7 @@ class TicketIssuer:
             endpoint=self.endpoint,
             blocks=blocks[: self.layout.num_blocks_for(request.num_prompt_tokens)],
             num_tokens=request.num_prompt_tokens,
-            layout=self.layout.fingerprint(),
+            layout=self.layout,
             checkpoint=self.checkpoint,
             domain=self.domain,
             lease_s=self.lease_s,

@@ -146,7 +146,7 @@ def test_an_impossible_value_names_the_key(key: str, value: Any) -> None:
         ("model", None),
         ("prefill.scheme", "float32"),
         ("decode.kv_dtype", "float32"),
-        ("decode.block_size", 64),
+        ("kv_transfer.staging_bytes", 0),
     ],
 )
 def test_bounds_name_the_key(key: str, value: Any) -> None:
@@ -183,11 +183,30 @@ def test_a_wrong_member_is_told_once() -> None:
 
 
 def test_pools_must_fit_only_when_there_are_two() -> None:
-    pools = {"prefill": {"block_size": 64}, "decode": {"block_size": 32}}
+    pools = {"prefill": {"kv_dtype": "int8"}, "decode": {"kv_dtype": "bf16"}}
     error = error_of({"model": "demo"} | pools)
-    assert error.param == "decode.block_size"
-    assert "must equal prefill.block_size (64)" in error.message
-    assert load_config({"model": "demo", "mode": "colocated"} | pools).decode.block_size == 32
+    assert error.param == "decode.kv_dtype"
+    assert "KV that the prefill pool stores as int8 cannot become bf16" in error.message
+    assert load_config({"model": "demo", "mode": "colocated"} | pools).decode.kv_dtype == "bf16"
+
+
+FLOAT32 = {"scheme": "float32", "kv_dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({"block_size": 64}, {"block_size": 8}),
+        ({"block_size": 8}, {"block_size": 256}),
+        ({"kernels": "torch"}, {"kernels": "native"}),
+        ({"kernels": "native"}, {"kernels": "reference"}),
+        ({"kernels": "torch"}, {"kv_dtype": "int8"}),
+        (FLOAT32, {}),
+        (FLOAT32, {"kv_dtype": "int8"}),
+    ],
+)
+def test_pools_whose_kv_is_repacked_may_differ(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    load_config({"model": "demo", "prefill": prefill, "decode": decode})
 
 
 def test_pools_may_differ_in_scheme() -> None:
@@ -198,7 +217,8 @@ def test_pools_may_differ_in_scheme() -> None:
 def test_float32_is_for_everything() -> None:
     float32 = {"scheme": "float32", "kv_dtype": "float32"}
     assert load_config({"model": "demo", "prefill": float32, "decode": float32}).decode.kv_dtype == "float32"
-    assert_names(error_of({"model": "demo", "prefill": float32}), "decode.kv_dtype")
+    assert_names(error_of({"model": "demo", "prefill": {"scheme": "float32"}}), "prefill.kv_dtype")
+    assert_names(error_of({"model": "demo", "decode": float32}), "decode.kv_dtype")
 
 
 @pytest.mark.parametrize(

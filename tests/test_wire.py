@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.types import AdmitRequest, KVPeer, OrderKey, Placement, TokenOutput, WorkerAddress, WorkerLoad, WorkerRole, WorkerState
 
 COUNTS = st.integers(0, 2**31)
@@ -23,7 +24,15 @@ TICKETS = st.builds(
     endpoint=st.text(max_size=20),
     blocks=st.lists(st.builds(BlockRef, block_id=COUNTS, generation=COUNTS), max_size=10).map(tuple),
     num_tokens=COUNTS,
-    layout=st.text(max_size=32),
+    layout=st.builds(
+        KVLayout,
+        num_layers=COUNTS,
+        num_kv_heads=COUNTS,
+        head_dim=COUNTS,
+        block_size=COUNTS,
+        kv_dtype=st.text(max_size=8),
+        packing=st.text(max_size=8),
+    ),
     checkpoint=st.text(max_size=32),
     domain=st.text(max_size=32),
     lease_s=st.floats(allow_nan=False),
@@ -46,7 +55,7 @@ LOAD = WorkerLoad(
     checkpoint="c",
     domain="d",
     max_model_len=8192,
-    block_size=32,
+    layout=KVLayout(2, 2, 16, 32, "int8", "vnni"),
     num_blocks=7,
     num_reserved_blocks=1,
     max_num_seqs=4,

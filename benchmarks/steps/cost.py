@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 

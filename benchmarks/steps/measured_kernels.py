@@ -17,7 +17,7 @@ from cluster.engine.model import Decoder, Head
 from cluster.engine.native.linear import NativeLinear
 from cluster.engine.rope import RotaryTable
 from cluster.engine.weights import FusedWeight
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 _WEIGHT_BYTES: Final = {"int8": 1, "bf16": 2, "float32": 4}  # of torch's linears

@@ -25,7 +25,7 @@ from cluster.engine.sequence import ScheduledSequence, Sequence, SequenceStatus
 from cluster.engine.sequence_factory import EngineIdentity, SequenceFactory
 from cluster.engine.swap_space import SwapSpace
 from cluster.errors import ClientGone, InternalError, InvalidRequest
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.types import Request, TokenOutput
 
 _LOG = logging.getLogger(__name__)

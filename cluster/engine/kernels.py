@@ -13,7 +13,7 @@ from cluster.engine.layer_parts import LayerParts
 from cluster.engine.model import Decoder, Head
 from cluster.engine.rope import RotaryTable
 from cluster.engine.weights import FusedWeight
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 L = TypeVar("L")  # a prepared linear

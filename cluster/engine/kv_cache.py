@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 
 class KVCache(ABC):

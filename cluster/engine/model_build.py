@@ -21,7 +21,7 @@ from cluster.engine.quantization import embedding_dtype
 from cluster.engine.rope import RotaryTable
 from cluster.engine.weights import FusedWeight, Weights, get_shaped, open_weights
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig, checkpoint_fingerprint
 
 _LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cluster.engine.kv_cache import KVCache
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 PACKING: Final = "rows"
 _DTYPES: Final = {"float32": torch.float32, "bf16": torch.bfloat16}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.engine.prefix_chain import PrefixChain
 from cluster.engine.sequence import Sequence
 from cluster.errors import ContextTooLong, InvalidRequest
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.prefix import root_key
 from cluster.types import Request
 

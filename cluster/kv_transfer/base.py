@@ -4,7 +4,8 @@ Life of a handoff, seen from the reader (the decode worker's Intake):
 
     1. describe  the peer's KV service says who it is, its layout and what each of its planes needs to be reached
     2. connect   the first plane of the config that both have and that can reach the peer; kept per incarnation
-    3. read      whole blocks, from the ticket's positions into our own block ids; may be repeated until the commit
+    3. read      whole blocks, from the ticket's positions into our own block ids; may be repeated until the commit. Blocks of
+                 another layout than ours are read into a staging area and repacked from there (`repack`)
     4. release   KV.Release is the commit: only after VALID may a decode step use what was read (promise P3)
 
 Planes move bytes and know nothing of tickets' validity: the owner checks the ticket where it is asked (`TicketChecker`), and the
@@ -21,7 +22,8 @@ from typing import ClassVar, Protocol
 import torch
 
 from cluster.errors import TicketMismatch
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import KVTicket
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Connection(ABC):
         Args:
             ticket: names the peer's blocks.
             indexes: positions in `ticket.blocks` to read.
-            destination: our pool, uint8 `[num_blocks, block_bytes]`.
+            destination: uint8 `[num_rows, block_bytes]` with the peer's `block_bytes`: our pool, or a staging area that lives as long
+                as this worker.
             block_ids: rows of `destination`, one for each of `indexes`.
 
         Raises:

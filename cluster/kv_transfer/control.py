@@ -12,7 +12,8 @@ from grpc import aio
 
 from cluster import rpc, wire
 from cluster.errors import BatonError, ClientGone, DeadlineExceeded, NoCapacity, TicketMismatch, TransferError, WrongIncarnation
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import PeerDescription
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs

@@ -60,6 +60,7 @@ class _Stream(Connection):
         self._metadata = rpc.secret_metadata(secret)
         self._channel = rpc.channel(peer.endpoint, *_OPTIONS)
         self._stub = stubs.KVStub(self._channel)
+        self._block_bytes = peer.layout.block_bytes
         self._closed = False
 
     @property
@@ -67,7 +68,7 @@ class _Stream(Connection):
         return self._closed
 
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
-        assert len(indexes) == len(block_ids)
+        assert len(indexes) == len(block_ids) and destination.shape[1] == self._block_bytes
         if self._closed:
             raise TransferError("the connection to the peer is closed")
         if not indexes:

@@ -38,8 +38,8 @@ class InProcessPlane(DataPlane):
         pool = self._exchange.pools.get(peer.incarnation)
         if pool is None:
             raise PlaneUnavailable(f"no worker {peer.incarnation} in this process")
-        if pool.shape[1] != self._pool.shape[1]:
-            raise TicketMismatch(f"blocks of {pool.shape[1]} bytes, ours have {self._pool.shape[1]}", param="layout")
+        if pool.shape[1] != peer.layout.block_bytes:
+            raise TicketMismatch(f"blocks of {pool.shape[1]} bytes, its layout has {peer.layout.block_bytes}", param="layout")
         return _Reference(self._exchange, peer.incarnation, self._copier)
 
     async def close(self) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from cluster.errors import TicketMismatch
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import KVLayout, why_no_handover
+from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
 from cluster.kv_transfer.control import KVControlClient
 from cluster.kv_transfer.selection import connect
@@ -60,7 +61,7 @@ class Peers:
         """
         Args:
             planes: ours, in order of preference; closed by their owner, not here.
-            layout: of our blocks, which those of a peer must equal.
+            layout: of our blocks, which those of a peer must be able to become.
             checkpoint: of our model, likewise.
             secret: of the cluster.
         """
@@ -86,7 +87,7 @@ class Peers:
         return tuple(task.result().choice for task in self._peers.values() if _is_known(task))
 
     async def get(self, ticket: KVTicket) -> Peer:
-        """The peer that issued `ticket`, whose KV fits our pool.
+        """The peer that issued `ticket`, whose KV fits our pool as it is or repacked.
 
         Raises:
             TicketMismatch: another model, layout or domain; names the field.
@@ -104,6 +105,8 @@ class Peers:
             self._peers[ticket.incarnation] = connecting
             self._watch(ticket.incarnation, connecting)
         peer = await asyncio.shield(connecting)
+        if ticket.layout != peer.description.layout:
+            raise TicketMismatch("the peer's blocks have another layout than the ticket says", param="layout")
         if ticket.domain != peer.description.domain:
             raise TicketMismatch(f"the peer computes KV in the domain {peer.description.domain}, not {ticket.domain}", param="domain")
         return peer
@@ -119,16 +122,17 @@ class Peers:
         control = KVControlClient(ticket.endpoint, ticket.incarnation, self._secret)
         try:
             description = await control.describe()
-            self._check(description.layout.fingerprint(), description.checkpoint)
+            self._check(description.layout, description.checkpoint)
             choice, connection = await connect(self._planes, description)
         except BaseException:
             await control.close()
             raise
         return Peer(description, choice, connection, control)
 
-    def _check(self, layout: str, checkpoint: str) -> None:
-        if layout != self._layout.fingerprint():
-            raise TicketMismatch("the peer's blocks have another layout than ours", param="layout")
+    def _check(self, layout: KVLayout, checkpoint: str) -> None:
+        reason = why_no_handover(layout, self._layout)
+        if reason is not None:
+            raise TicketMismatch(f"the peer's blocks cannot become ours: {reason}", param="layout")
         if checkpoint != self._checkpoint:
             raise TicketMismatch("the peer serves another model than we do", param="checkpoint")
 

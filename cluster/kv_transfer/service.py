@@ -10,7 +10,8 @@ from grpc import aio
 
 from cluster import rpc, wire
 from cluster.errors import WrongIncarnation
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
 from cluster.kv_transfer.chunks import pack_chunks
 from cluster.kv_transfer.control import PROTOCOL_VERSION, check_version

@@ -63,8 +63,8 @@ class SharedMemoryPlane(DataPlane):
             descriptor = wire.decode(PoolDescriptor, peer.planes[self.name])
         except wire.WireError as error:
             raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
-        if descriptor.block_bytes != self._pool.shape[1]:
-            raise TicketMismatch(f"blocks of {descriptor.block_bytes} bytes, ours have {self._pool.shape[1]}", param="layout")
+        if descriptor.block_bytes != peer.layout.block_bytes:
+            raise TicketMismatch(f"blocks of {descriptor.block_bytes} bytes, its layout has {peer.layout.block_bytes}", param="layout")
         link, fd = await receive_fd(descriptor.socket, descriptor.token)
         try:
             mapped = map_pool(fd, descriptor.num_blocks * descriptor.block_bytes, descriptor.token)

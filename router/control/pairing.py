@@ -1,6 +1,6 @@
 """Which workers may serve a request together, and how long it may be: pure functions of `WorkerLoad`s.
 
-Workers are compared when they meet: blocks of another checkpoint, block size or layout are never handed over.
+Workers are compared when they meet: blocks of another checkpoint, or that cannot be repacked, are never handed over.
 """
 
 from __future__ import annotations
@@ -9,25 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.errors import ContextTooLong
+from cluster.kv_layout import why_no_handover
 from cluster.types import AdmitRequest, WorkerLoad, WorkerRole
-
-_MUST_EQUAL = ("checkpoint", "block_size", "layout")
-
-
-def handoff_kind(load: WorkerLoad) -> tuple[object, ...]:
-    """Equal for two workers exactly when blocks may pass between them."""
-    return tuple(getattr(load, name) for name in _MUST_EQUAL)
 
 
 def mismatch(prefill: WorkerLoad, decode: WorkerLoad) -> str | None:
-    """Why the two cannot hand blocks over; None when they can."""
-    for name in _MUST_EQUAL:
-        ours, theirs = getattr(prefill, name), getattr(decode, name)
-        if ours != theirs:
-            return (
-                f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id} cannot be paired: {name} is {ours} and {theirs}"
-            )
-    return None
+    """Why blocks cannot pass from the one to the other; None when they can."""
+    reason = why_no_handover(prefill.layout, decode.layout)
+    if prefill.checkpoint != decode.checkpoint:
+        reason = f"checkpoint: {prefill.checkpoint} and {decode.checkpoint} differ"
+    if reason is None:
+        return None
+    return f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id} cannot be paired: {reason}"
 
 
 def unserved_reason(pools: Mapping[WorkerRole, Sequence[WorkerLoad]]) -> str | None:
@@ -38,8 +31,7 @@ def unserved_reason(pools: Mapping[WorkerRole, Sequence[WorkerLoad]]) -> str | N
     if WorkerRole.COLOCATED in pools:
         return None
     prefills, decodes = pools[WorkerRole.PREFILL], pools[WorkerRole.DECODE]
-    kinds = {handoff_kind(load) for load in prefills}
-    if any(handoff_kind(load) in kinds for load in decodes):
+    if any(mismatch(prefill, decode) is None for prefill in prefills for decode in decodes):
         return None
     return mismatch(prefills[0], decodes[0])
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from cluster.types import AdmitRequest, WorkerLoad, WorkerRole
 from router.control.claims import WorkerView
 from router.control.credits import has_credit
-from router.control.pairing import handoff_kind
+from router.control.pairing import mismatch
 
 Pools = Mapping[WorkerRole, Sequence[WorkerView]]  # the running workers of each pool of the cluster
 Rank = tuple[float, float, int, str]
@@ -54,7 +54,7 @@ class LeastLoaded:
             return None if worker is None else Choice(worker)
         tried: set[tuple[object, ...]] = set()
         for prefill in self._with_credit(sorted(pools[WorkerRole.PREFILL], key=_prefill_load), request):
-            kind = handoff_kind(prefill)
+            kind = (prefill.checkpoint, prefill.layout)  # what pairs with one pairs with all of its kind
             if kind not in tried:
                 tried.add(kind)
                 decode = self.choose_decode(pools, request, prefill, (), need_credit=True)
@@ -69,14 +69,13 @@ class LeastLoaded:
         views = sorted(pools[role], key=_decode_load)
         loads = self._with_credit(views, request) if need_credit else (view.load for view in views)
         left = (load for load in loads if load.incarnation not in avoid)
-        return next((load for load in left if prefill is None or handoff_kind(load) == handoff_kind(prefill)), None)
+        return next((load for load in left if prefill is None or mismatch(prefill, load) is None), None)
 
     def is_eligible(self, pools: Pools, request: AdmitRequest) -> bool:
         left = {role: [v.load for v in views if v.load.incarnation not in request.exclude] for role, views in pools.items()}
         if WorkerRole.COLOCATED in pools:
             return bool(left[WorkerRole.COLOCATED])
-        kinds = {handoff_kind(load) for load in left[WorkerRole.PREFILL]}
-        return any(handoff_kind(load) in kinds for load in left[WorkerRole.DECODE])
+        return any(mismatch(prefill, decode) is None for prefill in left[WorkerRole.PREFILL] for decode in left[WorkerRole.DECODE])
 
     def _with_credit(self, views: Iterable[WorkerView], request: AdmitRequest) -> Iterator[WorkerLoad]:
         for view in views:

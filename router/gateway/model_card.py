@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.config import BatonConfig, EngineConfig
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cluster.kv_ticket import KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.peers import Peers
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, Owner
 from tests.kv_transfer.planes import PlaneMaker

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from cluster.config import TransferConfig
 from cluster.engine.engine import Reservation
 from cluster.engine.events import EngineEvent
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.types import OrderKey, Request, SamplingParams, TokenOutput
-from decode_worker.intake import Destination, Intake
+from decode_worker.block_reader import Destination
+from decode_worker.intake import Intake
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=4, kv_dtype="bf16")
 NUM_TOKENS = 10  # two full blocks and half of a third
@@ -28,9 +31,7 @@ def request(**fields: Any) -> Request:
 
 def ticket(**fields: Any) -> KVTicket:
     blocks = (BlockRef(2, 1), BlockRef(0, 3), BlockRef(1, 1))
-    whole = KVTicket(
-        "r", 0, b"n" * 16, "peer", "host:1", blocks, NUM_TOKENS, LAYOUT.fingerprint(), "ckpt", "peer-domain", 30.0, FIRST_TOKEN
-    )
+    whole = KVTicket("r", 0, b"n" * 16, "peer", "host:1", blocks, NUM_TOKENS, LAYOUT, "ckpt", "peer-domain", 30.0, FIRST_TOKEN)
     return replace(whole, **fields)
 
 
@@ -45,16 +46,18 @@ class FakeEngine:
     log: list[str]
     num_cached_blocks: int = 0
     num_tokens: int = NUM_TOKENS
+    block_ids: tuple[int, ...] = (5, 3, 4)
+    domain: str = "peer-domain"
     has_room: bool = True
     before_reserve: Callable[[], Awaitable[None]] = nothing
     events: list[list[EngineEvent]] = field(default_factory=list)
     after_events: Callable[[], Awaitable[None]] = nothing
 
     async def reserve(self, request: Request, ticket_domain: str, num_tokens: int) -> Reservation | None:
-        assert (ticket_domain, num_tokens) == ("peer-domain", self.num_tokens)
+        assert (ticket_domain, num_tokens) == (self.domain, self.num_tokens)
         self.log.append("reserve")
         await self.before_reserve()
-        return Reservation(request.key, (5, 3, 4), self.num_cached_blocks) if self.has_room else None
+        return Reservation(request.key, self.block_ids, self.num_cached_blocks) if self.has_room else None
 
     def abort(self, key: str) -> None:
         self.log.append(f"abort {key}")
@@ -131,7 +134,8 @@ class Bench:
         self.tails: list[tuple[int, int]] = []
         self.before_connect: Callable[[], Awaitable[None]] = nothing
         destination = Destination(self.pool, LAYOUT, "ckpt", "me", lambda block_id, from_token: self.tails.append((block_id, from_token)))
-        self.intake = Intake(self.engine, destination, self._peer_of, renew_interval_s)
+        transfer = TransferConfig(renew_interval_s=renew_interval_s, lease_s=120.0)
+        self.intake = Intake(self.engine, destination, self._peer_of, transfer)
 
     async def _peer_of(self, _ticket: KVTicket) -> FakePeer:
         self.log.append("connect")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.errors import (
     BatonError,
@@ -77,7 +79,8 @@ async def test_no_room_is_declined_before_the_peer_is_asked() -> None:
         ("request_id", "other"),
         ("attempt", 1),
         ("num_tokens", 9),
-        ("layout", "other"),
+        ("layout", replace(LAYOUT, num_layers=3)),
+        ("layout", replace(LAYOUT, kv_dtype="int8", packing="vnni")),
         ("checkpoint", "other"),
         ("blocks", (BlockRef(2, 1), BlockRef(0, 3))),
         ("checksums", (1, 2)),
@@ -235,3 +238,29 @@ async def test_a_renewal_that_fails_does_not_fail_the_handoff() -> None:
         await tried.acquire()
     gate.open.set()
     assert await task is not None
+
+
+async def test_kv_that_is_rounded_on_receive_is_in_a_domain_of_its_own() -> None:
+    """Blocks of it must not be found by a prompt of the same tokens that was computed here, or handed over in more bits."""
+    bench = Bench()
+    bench.engine.domain = "peer-domain-to-bf16"
+    float32 = replace(LAYOUT, kv_dtype="float32")
+    bench.peer.pool = torch.zeros(3, float32.block_bytes, dtype=torch.uint8)
+    taken = await bench.intake.take(request(), ticket(layout=float32))
+    assert taken is not None and taken.num_bytes == 3 * float32.block_bytes
+
+
+async def test_other_blocks_of_the_same_dtype_stay_in_their_domain() -> None:
+    bench = Bench()
+    larger = replace(LAYOUT, block_size=16)
+    bench.peer.pool = torch.zeros(3, larger.block_bytes, dtype=torch.uint8)
+    taken = await bench.intake.take(request(), ticket(layout=larger, blocks=(BlockRef(2, 1),)))
+    assert taken is not None and taken.num_bytes == larger.block_bytes
+    assert bench.tails == [(4, 2)]
+
+
+async def test_the_number_of_blocks_is_that_of_the_tickets_layout() -> None:
+    bench = Bench()
+    with pytest.raises(TicketMismatch) as error:
+        await bench.intake.take(request(), ticket(layout=replace(LAYOUT, block_size=16)))
+    assert error.value.param == "blocks" and bench.log == []

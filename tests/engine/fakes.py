@@ -19,7 +19,7 @@ from cluster.engine.row_kv_cache import RowKVCache
 from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence import ScheduledSequence, SequenceStatus
 from cluster.engine.sequence_factory import EngineIdentity
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.types import FinishReason, OrderKey, Request, SamplingParams, TokenOutput
 
 BLOCK_SIZE: Final = 4

@@ -16,7 +16,7 @@ from cluster.config import EngineConfig
 from cluster.engine.build import build_engine
 from cluster.engine.engine import Engine
 from cluster.engine.events import Allocated, EngineEvent, Failed, Token
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.types import OrderKey, Request, SamplingParams, TokenOutput
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 

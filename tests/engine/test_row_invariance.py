@@ -17,7 +17,7 @@ from cluster.engine.operations import make_operations
 from cluster.engine.operations.cpu_attention import padded_context, padded_queries
 from cluster.engine.quantization import make_scheme
 from cluster.engine.row_kv_cache import RowKVCache
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from tests.engine.model_drive import ModelDrive, engine_config
 from tests.tiny_models import FAMILIES, tiny_model
 

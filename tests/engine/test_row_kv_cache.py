@@ -5,7 +5,7 @@ import torch
 
 from cluster.engine.row_kv_cache import RowKVCache
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 NUM_BLOCKS = 5
 

@@ -14,7 +14,8 @@ import torch
 
 from cluster import rpc, wire
 from cluster.errors import TicketMismatch, TicketStale
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.selection import publish
 from cluster.kv_transfer.service import KVService
@@ -97,7 +98,7 @@ class Owner:
             endpoint=self.endpoint,
             blocks=tuple(BlockRef(block_id, 1) for block_id in block_ids),
             num_tokens=len(block_ids) * self.layout.block_size if num_tokens is None else num_tokens,
-            layout=self.layout.fingerprint(),
+            layout=self.layout,
             checkpoint=CHECKPOINT,
             domain="domain",
             lease_s=30.0,

@@ -8,16 +8,18 @@ import pytest
 
 from cluster.config import TransferConfig
 from cluster.errors import TicketMismatch, TicketStale
+from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.types import TokenOutput
 from prefill_worker.outbox import LeaseEnd, Outbox
 from tests.prefill_worker.fake_clock import FakeClock
 
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=32, kv_dtype="bf16")
 CONFIG = TransferConfig(lease_s=30, renew_interval_s=5, max_lease_s=100)
 
 
 def offer(request_id: str = "r", attempt: int = 0, nonce: bytes = b"n" * 16) -> KVTicket:
-    return KVTicket(request_id, attempt, nonce, "inc", "host:1", (BlockRef(3, 1), BlockRef(5, 9)), 40, "layout", "ckpt", "domain", 30.0)
+    return KVTicket(request_id, attempt, nonce, "inc", "host:1", (BlockRef(3, 1), BlockRef(5, 9)), 40, LAYOUT, "ckpt", "domain", 30.0)
 
 
 def complete(ticket: KVTicket) -> KVTicket:

@@ -19,7 +19,8 @@ from cluster import convert, rpc, wire
 from cluster.config import TransferConfig
 from cluster.engine.events import Allocated, Computed, EngineEvent, Failed, Token
 from cluster.errors import BatonError, ContextTooLong, Draining, InternalError, TicketStale
-from cluster.kv_ticket import BlockRef, KVLayout, KVTicket
+from cluster.kv_layout import KVLayout
+from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
 from cluster.types import FinishReason, OrderKey, Request, SamplingParams, TokenOutput
@@ -129,7 +130,7 @@ async def test_the_stream_tells_the_whole_story_and_ends_with_the_commit() -> No
         assert offered.first_token is None and ticket.first_token == FIRST
         assert (ticket.key, ticket.num_tokens, ticket.blocks) == (REQUEST.key, 10, ALLOCATED.blocks)
         assert (ticket.incarnation, ticket.endpoint) == ("me", bench.endpoint.address)
-        assert (ticket.layout, ticket.checkpoint, ticket.domain) == (LAYOUT.fingerprint(), "ckpt", "domain")
+        assert (ticket.layout, ticket.checkpoint, ticket.domain) == (LAYOUT, "ckpt", "domain")
         assert len(ticket.nonce) == 16 and ticket.nonce == offered.nonce and ticket.checksums == ()
 
         bench.outbox.check(ticket)

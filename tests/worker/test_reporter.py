@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cluster import wire
+from cluster.kv_layout import KVLayout
 from cluster.types import ReportReply, WorkerLoad, WorkerRole, WorkerState
 from cluster.worker.reporter import LoadReporter
 
-LOAD = WorkerLoad("w", "i", WorkerRole.DECODE, WorkerState.RUNNING, "h:1", "n", "c", "d", 64, 8, 10, 1, 4, 32)
+LOAD = WorkerLoad("w", "i", WorkerRole.DECODE, WorkerState.RUNNING, "h:1", "n", "c", "d", 64, KVLayout(2, 2, 16, 8, "bf16"), 10, 1, 4, 32)
 
 
 async def load() -> WorkerLoad:

@@ -63,7 +63,7 @@ async def test_its_reports_describe_it_and_teach_it_the_routers_epoch() -> None:
         assert await worker.reporter.report()
         load = router.reports[-1]
         assert (load.worker_id, load.incarnation, load.endpoint) == ("w", worker.gate.incarnation, worker.endpoint.address)
-        assert load.state is WorkerState.RUNNING and load.layout == worker.engine.layout.fingerprint()
+        assert load.state is WorkerState.RUNNING and load.layout == worker.engine.layout
         assert load.num_blocks == load.num_blocks_free == worker.engine.num_blocks
         assert (load.block_size, load.max_num_seqs) == (worker.engine.layout.block_size, worker.engine.limits.max_num_seqs)
         assert worker.gate.router_epoch == 3

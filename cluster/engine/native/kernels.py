@@ -20,7 +20,7 @@ from cluster.engine.native.linear import Bf16Linear, NativeLinear, W4A8Linear, W
 from cluster.engine.rope import RotaryTable
 from cluster.engine.weights import FusedWeight
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 _Make = Callable[[FusedWeight, Tensor | None], NativeLinear]

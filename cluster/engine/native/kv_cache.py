@@ -7,7 +7,7 @@ from torch import Tensor
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.native import kv_packing
 from cluster.errors import ConfigError
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 
 class NativeKVCache(KVCache):

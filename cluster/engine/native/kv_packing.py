@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.limits import why_unfit_block_size, why_unfit_head_dim
-from cluster.kv_ticket import KV_DTYPE_BYTES, KVLayout
+from cluster.kv_layout import KV_DTYPE_BYTES, KVLayout
 
 PACKING: Final = "vnni"
 _WORD_BYTES: Final = 4

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.kv_packing import check_layout
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 _ALIGNMENT = 64
 

@@ -16,7 +16,7 @@ from cluster.engine.quantization import make_scheme
 from cluster.engine.rope import RotaryTable
 from cluster.engine.row_kv_cache import PACKING, RowKVCache
 from cluster.engine.weights import FusedWeight
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 
 

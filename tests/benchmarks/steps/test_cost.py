@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.steps.cost import CostModel, StepCost, WeightTotals
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 from tests.tiny_models import tiny_model
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from cluster.engine.native.checks import check_contiguous, check_indexes
 from cluster.engine.native.kv_view import kv_view
 from cluster.engine.native.limits import MAX_HEADS_PER_KV_HEAD
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 
 class NativeAttention:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.kv_packing import check_layout, scales, words
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 
 _MAX_FP16: Final = 65504.0
 _MIN_NORMAL_FP16: Final = 2.0**-14

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.kv_packing import PACKING, zero_tail
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from tests.engine.native.attention import NativeAttention
 from tests.engine.native.kv_blocks import pack, unpack
 

@@ -16,7 +16,7 @@ from cluster.engine.layer_parts import LayerParts
 from cluster.engine.native.kernels import NativeKernels
 from cluster.engine.native.linear import Bf16Linear
 from cluster.engine.rope import RotaryTable
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 from tests.engine.native.formats import random
 from tests.tiny_models import tiny_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.engine.native.kv_packing import zero_tail
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from tests.engine.native.kv_blocks import pack, quantize_tokens, unpack
 from tests.engine.native.paged_kv import make_layout, random
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.engine.operations import make_operations
 from cluster.engine.rope import RotaryTable
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import RopeConfig
 from tests.engine.native.attention import NativeAttention
 from tests.engine.native.kv_blocks import pack, unpack

@@ -10,11 +10,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from cluster.config import RouterConfig
+from cluster.kv_layout import KVLayout
 from cluster.types import AdmitRequest, OrderKey, Placement, WorkerLoad, WorkerRole, WorkerState
 from router.control.metrics import RouterMetrics
 from router.control.router import Router
 
 DISAGGREGATED: Mapping[WorkerRole, int] = {WorkerRole.PREFILL: 1, WorkerRole.DECODE: 1}
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, block_size=16, kv_dtype="bf16")
 COLOCATED: Mapping[WorkerRole, int] = {WorkerRole.COLOCATED: 1}
 
 
@@ -43,13 +45,12 @@ def load(worker_id: str, role: WorkerRole = WorkerRole.DECODE, **changes: Any) -
         checkpoint="c",
         domain="d",
         max_model_len=1024,
-        block_size=16,
+        layout=LAYOUT,
         num_blocks=100,
         num_reserved_blocks=10,
         max_num_seqs=8,
         max_num_batched_tokens=128,
         num_blocks_free=100,
-        layout="l",
     )
     return replace(idle, **changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from router.control.pairing import Limits, limits_of, mismatch, unserved_reason
 from router.control.placement import Choice, LeastLoaded, Pools
 from router.control.redirects import address_of
 from router.control.workers import Worker
-from tests.router.control.builders import load, prefill_load, request
+from tests.router.control.builders import LAYOUT, load, prefill_load, request
 
 POLICY = LeastLoaded(max_prefill_ahead=2.0)
 
@@ -122,9 +123,16 @@ def limits(*loads: WorkerLoad) -> Limits:
     return limits_of({role: [each for each in loads if each.role is role] for role in WorkerRole})
 
 
-@pytest.mark.parametrize(("field", "value"), [("checkpoint", "other"), ("block_size", 32), ("layout", "other")])
-def test_workers_that_differ_are_not_paired(field: str, value: Any) -> None:
-    prefill, decode = prefill_load(), load("d", **{field: value})
+@pytest.mark.parametrize(
+    ("field", "prefill", "decode"),
+    [
+        ("checkpoint", prefill_load(), load("d", checkpoint="other")),
+        ("num_layers", prefill_load(), load("d", layout=replace(LAYOUT, num_layers=3))),
+        ("kv_dtype", prefill_load(layout=replace(LAYOUT, kv_dtype="int8", packing="vnni")), load("d")),
+        ("block_size", prefill_load(), load("d", layout=replace(LAYOUT, block_size=24))),
+    ],
+)
+def test_workers_that_differ_beyond_repacking_are_not_paired(field: str, prefill: WorkerLoad, decode: WorkerLoad) -> None:
     reason = mismatch(prefill, decode)
     assert reason is not None
     assert field in reason
@@ -138,6 +146,14 @@ def test_a_mismatched_worker_is_passed_over_for_one_that_pairs() -> None:
     choice = POLICY.choose(pools([prefill_load()], [odd, load("b")]), request("r"))
     assert choice == Choice(load("b"), prefill_load())
     assert unserved_reason({WorkerRole.PREFILL: [prefill_load()], WorkerRole.DECODE: [odd, load("b")]}) is None
+
+
+@pytest.mark.parametrize("changes", [{"block_size": 64}, {"block_size": 8}, {"packing": "vnni"}, {"kv_dtype": "int8", "packing": "vnni"}])
+def test_workers_whose_blocks_are_repacked_do_pair(changes: dict[str, Any]) -> None:
+    prefill, decode = prefill_load(), load("d", layout=replace(LAYOUT, **changes))
+    assert mismatch(prefill, decode) is None
+    assert POLICY.choose(pools([prefill], [decode]), request("r")) == Choice(decode, prefill)
+    assert unserved_reason({WorkerRole.PREFILL: [prefill], WorkerRole.DECODE: [decode]}) is None
 
 
 def test_different_domains_do_pair() -> None:
@@ -214,7 +230,7 @@ def test_another_decode_worker_for_the_same_kv() -> None:
     other = POLICY.choose_decode(both, request("r"), prefill_load(), ("d1#1",), need_credit=False)
     assert other is not None
     assert other.worker_id == "d2"
-    assert POLICY.choose_decode(both, request("r"), prefill_load(layout="x"), (), need_credit=False) is None
+    assert POLICY.choose_decode(both, request("r"), prefill_load(layout=replace(LAYOUT, head_dim=32)), (), need_credit=False) is None
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 8), st.integers(0, 400)), min_size=1, max_size=5)

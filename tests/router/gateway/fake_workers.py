@@ -18,6 +18,7 @@ from grpc import aio
 from cluster import rpc
 from cluster.convert import finish_reason_to_pb, output_to_pb, request_from_pb
 from cluster.errors import BatonError, Draining, NoCapacity, StaleEpoch, TicketStale, WrongIncarnation
+from cluster.kv_layout import KVLayout
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc
 from cluster.types import FinishReason, Request, TokenOutput, WorkerAddress, WorkerLoad, WorkerRole, WorkerState
@@ -96,8 +97,8 @@ class FakeWorker:
         return WorkerLoad(
             worker_id=self.address.worker_id, incarnation=self.address.incarnation, role=self.role, state=WorkerState.RUNNING,
             endpoint=self.address.endpoint, node_id="node", checkpoint="checkpoint", domain="domain", max_model_len=MAX_MODEL_LEN,
-            block_size=16, num_blocks=1000, num_reserved_blocks=10, max_num_seqs=64, max_num_batched_tokens=4096, num_blocks_free=1000,
-            live_requests=tuple(self.live), layout="layout",
+            layout=KVLayout(2, 2, 16, 16, "bf16"), num_blocks=1000, num_reserved_blocks=10, max_num_seqs=64,
+            max_num_batched_tokens=4096, num_blocks_free=1000, live_requests=tuple(self.live),
         )  # fmt: skip
 
     async def enter(self, header: pb.Header, message: pb.Request) -> Act:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import BatonConfig
-from cluster.kv_ticket import KVLayout
+from cluster.kv_layout import KVLayout
 from cluster.model_config import ModelConfig
 from router.gateway.model_card import ModelCard
 from tests.tiny_models import tiny_model
