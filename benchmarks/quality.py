@@ -1,11 +1,14 @@
-"""Quality of served pairs: perplexity and greedy agreement against bf16 on ordinary English.
+"""Quality of served pairs: perplexity, greedy agreement and divergence from bf16 on ordinary English.
 
     python -m benchmarks.quality                        every scheme alone, with bf16 and int8 KV, and bf16 prefill with int4 decode
     python -m benchmarks.quality int8/bf16              another pair, as prefill/decode
     python -m benchmarks.quality int4+kv8/int8+kv8      with KV in int8
+    python -m benchmarks.quality bf16/bf16+kv8          with KV that decode rounds to int8 as it arrives
 
 Contexts of 512 tokens by the prefill scheme, KV handed over, the next 512 tokens teacher-forced through the decode scheme. The text is
-Baton's own (`data/prose.txt`). Agreement counts, position by position, where a pair would choose the token that bf16/bf16 chooses.
+Baton's own (`data/prose.txt`). Agreement counts, position by position, where a pair would choose the token that the base chooses;
+divergence is the mean over positions of KL(base || pair) between the distributions of the next token, in nat. The base is bf16/bf16
+unless `--base` names another.
 """
 
 from __future__ import annotations
@@ -20,19 +23,29 @@ from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.report import RESULTS, progress, publish, table
 from benchmarks.teacher_forcing import Continuations, continue_windows, cut_windows
 from cluster.config import PoolConfig
 from cluster.engine.model_build import BuiltModel, build_model
+from cluster.kv_layout import can_become
 from deploy.config_file import load_serve_file
 from deploy.pull import resolve_model
 
 BASE: Final = "bf16/bf16"
 _SCHEMES: Final = ("bf16", "int8", "int4", "float32")
 _INT8_KV: Final = "+kv8"
-_DEFAULT_PAIRS: Final = ("bf16+kv8/bf16+kv8", "int8/int8", "int8+kv8/int8+kv8", "int4/int4", "int4+kv8/int4+kv8", "bf16/int4")
+_DEFAULT_PAIRS: Final = (
+    "bf16+kv8/bf16+kv8",
+    "int8/int8",
+    "int8+kv8/int8+kv8",
+    "int4/int4",
+    "int4+kv8/int4+kv8",
+    "bf16/int4",
+    "bf16/bf16+kv8",
+)
 _TEXT: Final = Path(__file__).parent / "data" / "prose.txt"
 _PROGRESS_S: Final = 10.0
 
@@ -43,6 +56,7 @@ class Measured:
 
     pair: str
     continuations: Continuations
+    divergence: float  # mean KL(base || pair), nat
     duration_s: float
 
     def figures(self, base: Continuations) -> dict[str, Any]:
@@ -52,6 +66,7 @@ class Measured:
             "perplexity": round(self.continuations.perplexity, 4),
             "perplexity_change": round(self.continuations.perplexity / base.perplexity - 1, 5),
             "greedy_agreement": round(self.continuations.agreement(base), 5),
+            "divergence_nat": round(self.divergence, 6),
             "num_scored_tokens": self.continuations.losses.numel(),
             "duration_s": round(self.duration_s, 1),
         }
@@ -71,12 +86,13 @@ def main() -> None:
     windows = cut_windows(token_ids, options.context, options.continuation, num_windows)
     progress(f"{len(token_ids)} tokens of text: {num_windows} windows of {options.context} + {options.continuation}")
     bench = PairBench(config.decode, folder, windows, options.context)
-    _publish(config.model, options, [bench.measure(pair) for pair in dict.fromkeys([BASE, *options.pairs])])
+    _publish(config.model, options, [bench.measure(pair) for pair in dict.fromkeys([options.base, *options.pairs])])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="*", type=parse_pair, default=_DEFAULT_PAIRS, help="prefill/decode schemes, `+kv8` for int8 KV")
+    parser.add_argument("--base", type=parse_pair, default=BASE, help="what the others are compared with (default: %(default)s)")
     parser.add_argument(
         "--config", type=Path, default=Path("deploy/local.yaml"), help="names model, kernels, blocks (default: %(default)s)"
     )
@@ -93,8 +109,8 @@ def parse_pair(text: str) -> str:
     prefill, slash, decode = text.partition("/")
     if not slash or not {prefill.removesuffix(_INT8_KV), decode.removesuffix(_INT8_KV)} <= set(_SCHEMES):
         raise argparse.ArgumentTypeError(f"{text!r} is not PREFILL/DECODE with schemes of {', '.join(_SCHEMES)}")
-    if _kv_dtype(prefill) != _kv_dtype(decode):
-        raise argparse.ArgumentTypeError(f"{text!r}: the two have KV of different types")
+    if not can_become(_kv_dtype(prefill), _kv_dtype(decode)):
+        raise argparse.ArgumentTypeError(f"{text!r}: KV in {_kv_dtype(prefill)} cannot become {_kv_dtype(decode)}")
     if f"float32{_INT8_KV}" in (prefill, decode):
         raise argparse.ArgumentTypeError("float32 has float32 KV")
     return text
@@ -107,7 +123,7 @@ def _kv_dtype(scheme: str) -> str:
 
 
 class PairBench:
-    """Runs pairs over the same windows; each scheme's model is built once."""
+    """Runs pairs over the same windows, the base first; each scheme's model is built once."""
 
     def __init__(self, pool: PoolConfig, folder: Path, windows: list[list[int]], num_context: int) -> None:
         self._pool = pool
@@ -115,14 +131,26 @@ class PairBench:
         self._windows = windows
         self._num_context = num_context
         self._built: dict[str, BuiltModel] = {}
+        self._base_log_probs: list[Tensor] = []  # of each step: float32 [num_windows, vocab_size]
 
     def measure(self, pair: str) -> Measured:
         """Runs one pair."""
         prefill, decode = (self._model(scheme) for scheme in pair.split("/"))
         progress(f"{pair}: prefill")
         started_s = time.perf_counter()
-        continuations = continue_windows(prefill, decode, self._windows, self._num_context, self._sayer(pair))
-        measured = Measured(pair, continuations, time.perf_counter() - started_s)
+        divergences: list[Tensor] = []
+        is_base = not self._base_log_probs
+        say = self._sayer(pair)
+
+        def on_step(step: int, logits: Tensor) -> None:
+            say(step)
+            log_probs = logits.float().log_softmax(-1)
+            if is_base:
+                self._base_log_probs.append(log_probs)
+            divergences.append(divergence(self._base_log_probs[step], log_probs))
+
+        continuations = continue_windows(prefill, decode, self._windows, self._num_context, on_step)
+        measured = Measured(pair, continuations, float(torch.stack(divergences).mean()), time.perf_counter() - started_s)
         progress(f"{pair}: perplexity {continuations.perplexity:.3f} after {measured.duration_s:.0f} s")
         return measured
 
@@ -146,6 +174,11 @@ class PairBench:
         return say
 
 
+def divergence(base_log_probs: Tensor, log_probs: Tensor) -> Tensor:
+    """KL(base || other) of each row, in nat: float32 `[num_rows, vocab_size]` both → float64 `[num_rows]`."""
+    return torch.nn.functional.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1, dtype=torch.float64)
+
+
 def _publish(model: str, options: argparse.Namespace, measured: list[Measured]) -> None:
     base = measured[0].continuations
     figures = [item.figures(base) for item in measured]
@@ -155,12 +188,19 @@ def _publish(model: str, options: argparse.Namespace, measured: list[Measured]) 
             f"{item['perplexity']:.3f}",
             f"{item['perplexity_change']:+.2%}",
             f"{item['greedy_agreement']:.1%}",
+            f"{item['divergence_nat']:.4f}",
             f"{item['duration_s']:.0f} s",
         ]
         for item in figures
     ]
-    print(table(["prefill/decode", "perplexity", f"against {BASE}", "greedy agreement", "time"], rows))
-    settings = {"text": options.text.name, "context": options.context, "continuation": options.continuation, "threads": options.threads}
+    print(table(["prefill/decode", "perplexity", f"against {options.base}", "greedy agreement", "divergence, nat", "time"], rows))
+    settings = {
+        "base": options.base,
+        "text": options.text.name,
+        "context": options.context,
+        "continuation": options.continuation,
+        "threads": options.threads,
+    }
     publish("quality", {"model": model, **settings, "pairs": figures}, RESULTS / "quality.jsonl")
 
 

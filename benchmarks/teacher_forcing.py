@@ -1,7 +1,7 @@
 """A served pair on a given text: context by the prefill model, its KV blocks handed over, continuation through the decode model.
 
     1. prefill   every window's context in one step, into the prefill model's own KV cache
-    2. hand over its blocks, byte for byte, to other block ids of the decode model's KV cache
+    2. hand over its blocks, as they are or repacked, to other block ids of the decode model's KV cache
     3. decode    the continuation one token a step, all windows in one batch, each step given the text's own token
 
 The models, the KV caches and the batches are the engine's; only the choice of the next token is the text's instead of the sampler's.
@@ -20,7 +20,7 @@ from cluster.engine.kv_cache import KVCache
 from cluster.engine.model_build import BuiltModel
 from cluster.engine.sequence import ScheduledSequence
 from cluster.engine.sequence import Sequence as EngineSequence
-from cluster.errors import TicketMismatch
+from cluster.kv_transfer.repack import Repacker
 from cluster.types import OrderKey, Request, SamplingParams
 
 
@@ -57,18 +57,17 @@ def cut_windows(token_ids: Sequence[int], num_context: int, num_continued: int, 
 
 @torch.inference_mode()
 def continue_windows(
-    prefill: BuiltModel, decode: BuiltModel, windows: Sequence[Sequence[int]], num_context: int, on_step: Callable[[int], None]
+    prefill: BuiltModel, decode: BuiltModel, windows: Sequence[Sequence[int]], num_context: int, on_step: Callable[[int, Tensor], None]
 ) -> Continuations:
-    """Runs a pair over windows of equal length; `on_step` gets the number of decode steps done.
+    """Runs a pair over windows of equal length; `on_step` gets the index of each decode step and its logits `[num_windows, vocab_size]`.
 
     Raises:
-        TicketMismatch: the two have different block bytes, so that no handoff between them is possible.
+        TicketMismatch: the prefill model's blocks cannot become the decode model's.
     """
-    if prefill.layout.fingerprint() != decode.layout.fingerprint():
-        raise TicketMismatch("the pair's block layouts differ", param="layout")
+    repacker = Repacker(prefill.layout, decode.layout)
     num_steps = len(windows[0]) - 1 - num_context
     sequences = [_sequence(index, window[:num_context]) for index, window in enumerate(windows)]
-    cache = _hand_over(_prefill(prefill, sequences), decode, sequences, num_context + num_steps)
+    cache = _hand_over(_prefill(prefill, sequences), repacker, decode, sequences, num_context + num_steps)
     losses, choices = [], []
     for step in range(num_steps):
         targets = torch.tensor([window[num_context + step + 1] for window in windows])
@@ -78,7 +77,7 @@ def continue_windows(
         logits = _forward(decode, cache, sequences)
         losses.append(torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none"))
         choices.append(logits.argmax(-1))
-        on_step(step + 1)
+        on_step(step, logits)
     return Continuations(torch.stack(losses, 1), torch.stack(choices, 1))
 
 
@@ -96,13 +95,15 @@ def _prefill(built: BuiltModel, sequences: Sequence[EngineSequence]) -> KVCache:
     return cache
 
 
-def _hand_over(source: KVCache, decode: BuiltModel, sequences: Sequence[EngineSequence], num_tokens: int) -> KVCache:
-    """Gives every sequence blocks of the decode model's cache; its first ones get the prefill blocks' bytes."""
+def _hand_over(source: KVCache, repacker: Repacker, decode: BuiltModel, sequences: Sequence[EngineSequence], num_tokens: int) -> KVCache:
+    """Gives every sequence blocks of the decode model's cache; its first ones get what the prefill blocks hold."""
     num_blocks = decode.layout.num_blocks_for(num_tokens)
     cache = _cache(decode, num_blocks * len(sequences))
     for index, sequence in enumerate(sequences):
         block_ids = list(range(index * num_blocks, (index + 1) * num_blocks))
-        cache.write_blocks(block_ids[: len(sequence.block_table)], source.read_blocks(sequence.block_table))
+        blocks = source.read_blocks(sequence.block_table)
+        handed_over = blocks if source.layout == decode.layout else repacker.repack(blocks)
+        cache.write_blocks(block_ids[: len(handed_over)], handed_over)
         sequence.block_table[:] = block_ids
     return cache
 

@@ -24,9 +24,9 @@ def _built(scheme: str = "float32", block_size: int = 16) -> BuiltModel:
 
 
 def _run(prefill: BuiltModel, decode: BuiltModel, windows: list[list[int]] = WINDOWS) -> Continuations:
-    steps: list[int] = []
-    found = continue_windows(prefill, decode, windows, CONTEXT, steps.append)
-    assert steps == list(range(1, STEPS + 1))
+    steps: list[tuple[int, int]] = []
+    found = continue_windows(prefill, decode, windows, CONTEXT, lambda step, logits: steps.append((step, len(logits))))
+    assert steps == [(step, len(windows)) for step in range(STEPS)]
     return found
 
 
@@ -55,9 +55,14 @@ def test_windows_do_not_touch_each_other() -> None:
     torch.testing.assert_close(together.losses[1:2], alone.losses, atol=1e-4, rtol=0)
 
 
-def test_different_block_bytes_are_refused() -> None:
-    with pytest.raises(TicketMismatch, match="layouts differ"):
-        _run(_built(block_size=16), _built(block_size=32))
+def test_the_block_size_of_prefill_changes_nothing() -> None:
+    same, smaller = _run(_built(block_size=32), _built(block_size=32)), _run(_built(block_size=16), _built(block_size=32))
+    torch.testing.assert_close(smaller.losses, same.losses, atol=1e-4, rtol=0)
+
+
+def test_kv_in_fewer_bits_is_refused() -> None:
+    with pytest.raises(TicketMismatch, match="kv_dtype"):
+        _run(_built("bf16"), _built("float32"))
 
 
 def test_windows_score_every_token_once() -> None:

@@ -186,7 +186,7 @@ async def test_ticket_of_another_layout_than_its_workers(pair: Pair) -> None:
 async def test_blocks_of_another_size_are_read_into_a_staging_area(pair: Pair, block_size: int) -> None:
     """As they are; repacking is not the plane's affair."""
     ours = dataclasses.replace(SMALL, block_size=block_size)
-    plane = reader_plane(pair.name, torch.zeros(8, ours.block_bytes, dtype=torch.uint8), pair.exchange)
+    plane = pair.maker.make(pair.name, torch.zeros(8, ours.block_bytes, dtype=torch.uint8), "another reader")
     peers = Peers([plane], layout=ours, checkpoint=CHECKPOINT, secret=SECRET)
     ticket = pair.owner.lease(range(599, 299, -1))
     staging = torch.zeros(400, SMALL.block_bytes, dtype=torch.uint8)
