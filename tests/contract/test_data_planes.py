@@ -174,28 +174,6 @@ async def test_peer_of_another_layout(pair: Pair) -> None:
     await plane.close()
 
 
-async def test_ticket_of_another_layout_than_its_workers(pair: Pair) -> None:
-    """One that could be repacked, so that only the worker's own description tells."""
-    ticket = dataclasses.replace(pair.owner.lease([1]), layout=dataclasses.replace(SMALL, block_size=16))
-    with pytest.raises(TicketMismatch) as caught:
-        await pair.peers.get(ticket)
-    assert caught.value.param == "layout"
-
-
-@pytest.mark.parametrize("block_size", [4, 64])
-async def test_blocks_of_another_size_are_read_into_a_staging_area(pair: Pair, block_size: int) -> None:
-    """As they are; repacking is not the plane's affair."""
-    ours = dataclasses.replace(SMALL, block_size=block_size)
-    plane = pair.maker.make(pair.name, torch.zeros(8, ours.block_bytes, dtype=torch.uint8), "another reader")
-    peers = Peers([plane], layout=ours, checkpoint=CHECKPOINT, secret=SECRET)
-    ticket = pair.owner.lease(range(599, 299, -1))
-    staging = torch.zeros(400, SMALL.block_bytes, dtype=torch.uint8)
-    await (await peers.get(ticket)).read(ticket, range(300), staging, range(100, 400))
-    assert torch.equal(staging[100:], pair.owner.pool[range(599, 299, -1)]) and not staging[:100].any()
-    await peers.close()
-    await plane.close()
-
-
 async def test_blocks_outside_ticket_or_pool(pair: Pair) -> None:
     with pytest.raises(TicketMismatch) as caught:
         await pair.read(pair.owner.lease([1, 2]), [0, 2], [0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.config import BatonConfig
@@ -22,3 +24,18 @@ def test_the_context_is_what_the_decode_pool_can_hold(num_blocks: int, limit: in
     config = BatonConfig.model_validate({"model": "x", "max_model_len": limit, "decode": decode})
     card = ModelCard.of(config, model, name="x", created=0)
     assert card.max_model_len == (expected or model.max_position_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "name"),
+    [
+        ({}, {}, "baton-int8-kv_bf16-native"),
+        ({"block_size": 64}, {"block_size": 16}, "baton-int8-kv_bf16-native"),  # moved unchanged
+        ({"kv_dtype": "bf16"}, {"kv_dtype": "int8"}, "baton-int8-kv_bf16-native-to-int8-kv_int8-native"),
+        ({"kernels": "torch"}, {}, "baton-int8-kv_bf16-torch-to-int8-kv_bf16-native"),
+    ],
+)
+def test_a_pair_that_computes_or_rounds_differently_is_named(prefill: dict[str, Any], decode: dict[str, Any], name: str) -> None:
+    config = BatonConfig.model_validate({"model": "x", "prefill": prefill, "decode": decode})
+    card = ModelCard.of(config, ModelConfig.load(tiny_model("llama")), name="x", created=0)
+    assert card.system_fingerprint == name
