@@ -17,7 +17,7 @@ def mismatch(prefill: WorkerLoad, decode: WorkerLoad) -> str | None:
     """Why blocks cannot pass from the one to the other; None when they can."""
     reason = why_no_handover(prefill.layout, decode.layout)
     if prefill.checkpoint != decode.checkpoint:
-        reason = f"checkpoint: {prefill.checkpoint} and {decode.checkpoint} differ"
+        reason = f"checkpoint is {prefill.checkpoint} and {decode.checkpoint}"
     if reason is None:
         return None
     return f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id} cannot be paired: {reason}"

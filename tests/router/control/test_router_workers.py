@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cluster.errors import NoCapacity
 from cluster.types import WorkerRole, WorkerState
 from router.control.messages import Heartbeat
 from tests.router.control.builders import (
+    LAYOUT,
     Cluster,
     answered,
     assert_empty,
@@ -87,16 +91,23 @@ async def test_a_worker_that_comes_back_within_the_wait_serves_what_is_queued() 
     assert placement.prefill.incarnation == "p#2"
 
 
-async def test_mismatched_pools_are_not_ready_and_say_why() -> None:
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"checkpoint": "x"}, "checkpoint is x and c"),
+        ({"layout": replace(LAYOUT, kv_dtype="int8", packing="vnni")}, "kv_dtype: int8 cannot become bf16"),
+    ],
+)
+async def test_mismatched_pools_are_not_ready_and_say_why(changes: dict[str, Any], reason: str) -> None:
     cluster = Cluster()
-    cluster.report(prefill_load(checkpoint="x"), load("d"))
+    cluster.report(prefill_load(**changes), load("d"))
     ready = cluster.router.ready()
     assert not ready.ready
-    assert "checkpoint is x and c" in ready.reason
+    assert reason in ready.reason
     assert cluster.router.snapshot()["reason"] == ready.reason
     cluster.clock.advance(5.0)
-    cluster.report(prefill_load(checkpoint="x"), load("d"))
-    with pytest.raises(NoCapacity, match="checkpoint"):
+    cluster.report(prefill_load(**changes), load("d"))
+    with pytest.raises(NoCapacity, match=reason):
         await cluster.place(request("r"))
 
 
