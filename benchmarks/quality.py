@@ -1,9 +1,11 @@
 """Quality of served pairs: perplexity, greedy agreement and divergence from bf16 on ordinary English.
 
-    python -m benchmarks.quality                        every scheme alone, with bf16 and int8 KV, and bf16 prefill with int4 decode
+    python -m benchmarks.quality                        every scheme alone and int8 prefill with int4 decode, with bf16 and int8 KV
     python -m benchmarks.quality int8/bf16              another pair, as prefill/decode
     python -m benchmarks.quality int4+kv8/int8+kv8      with KV in int8
     python -m benchmarks.quality bf16/bf16+kv8          with KV that decode rounds to int8 as it arrives
+
+`int8-unsmoothed` is int8 without the model's smoothing factors, as a folder without them is served.
 
 Contexts of 512 tokens by the prefill scheme, KV handed over, the next 512 tokens teacher-forced through the decode scheme. The text is
 Baton's own (`data/prose.txt`). Agreement counts, position by position, where a pair would choose the token that the base chooses;
@@ -15,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,21 +35,20 @@ from benchmarks.teacher_forcing import Continuations, continue_windows, cut_wind
 from cluster.config import PoolConfig
 from cluster.engine.model_build import BuiltModel, build_model
 from cluster.kv_layout import can_become
+from cluster.model_config import SMOOTHING_FILE
+from deploy.calibration import calibrate_cached
 from deploy.config_file import load_serve_file
 from deploy.pull import resolve_model
 
 BASE: Final = "bf16/bf16"
-_SCHEMES: Final = ("bf16", "int8", "int4", "float32")
+_UNSMOOTHED: Final = "int8-unsmoothed"
+_SCHEMES: Final = ("bf16", _UNSMOOTHED, "int8", "int4", "float32")
 _INT8_KV: Final = "+kv8"
-_DEFAULT_PAIRS: Final = (
-    "bf16+kv8/bf16+kv8",
-    "int8/int8",
-    "int8+kv8/int8+kv8",
-    "int4/int4",
-    "int4+kv8/int4+kv8",
-    "bf16/int4",
-    "bf16/bf16+kv8",
-)
+_DEFAULT_PAIRS: Final = tuple(
+    f"{prefill}{kv}/{decode}{kv}"
+    for prefill, decode in (("bf16", "bf16"), (_UNSMOOTHED, _UNSMOOTHED), ("int8", "int8"), ("int4", "int4"), ("int8", "int4"))
+    for kv in ("", _INT8_KV)
+) + ("bf16/bf16+kv8",)
 _TEXT: Final = Path(__file__).parent / "data" / "prose.txt"
 _PROGRESS_S: Final = 10.0
 
@@ -79,6 +82,7 @@ def main() -> None:
     progress(str(describe_hardware()))
     config = load_serve_file(options.config).config
     folder = resolve_model(config.model, progress)
+    calibrate_cached(folder, progress)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = options.text.read_text(encoding="utf-8")
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -157,8 +161,10 @@ class PairBench:
     def _model(self, scheme: str) -> BuiltModel:
         if scheme not in self._built:
             progress(f"loading the model as {scheme}")
-            config = self._pool.model_copy(update={"scheme": scheme.removesuffix(_INT8_KV), "kv_dtype": _kv_dtype(scheme)})
-            self._built[scheme] = build_model(config, self._folder, len(self._windows[0]))
+            name = scheme.removesuffix(_INT8_KV)
+            config = self._pool.model_copy(update={"scheme": "int8" if name == _UNSMOOTHED else name, "kv_dtype": _kv_dtype(scheme)})
+            with _without_smoothing(self._folder) if name == _UNSMOOTHED else nullcontext(self._folder) as folder:
+                self._built[scheme] = build_model(config, folder, len(self._windows[0]))
         return self._built[scheme]
 
     def _sayer(self, pair: str) -> Callable[[int], None]:
@@ -177,6 +183,16 @@ class PairBench:
 def divergence(base_log_probs: Tensor, log_probs: Tensor) -> Tensor:
     """KL(base || other) of each row, in nat: float32 `[num_rows, vocab_size]` both → float64 `[num_rows]`."""
     return torch.nn.functional.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1, dtype=torch.float64)
+
+
+@contextmanager
+def _without_smoothing(folder: Path) -> Iterator[Path]:
+    """The model's folder as it is before a calibration."""
+    with tempfile.TemporaryDirectory() as bare:
+        for path in folder.iterdir():
+            if path.name != SMOOTHING_FILE:
+                (Path(bare) / path.name).symlink_to(path)
+        yield Path(bare)
 
 
 def _publish(model: str, options: argparse.Namespace, measured: list[Measured]) -> None:

@@ -33,6 +33,9 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "Qwen3ForCausalLM": _Family(qk_norm=True, attention_bias_on_output=True),
 }
 _ROPE_KINDS: Final = ("default", "linear", "llama3")
+SMOOTHING_FILE: Final = (
+    "smoothing.st"  # `cluster.engine.smoothing`; its suffix is not that of weights, which whole folders are searched for
+)
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf")
 _MIB: Final = 2**20
 _NUM_SAMPLES: Final = 256
@@ -90,13 +93,14 @@ class ModelConfig:
 def checkpoint_fingerprint(folder: Path) -> str:
     """32 hex digits that differ when the model does: over `config.json` and, of every weight file in order of name, the name, the size,
     the first MiB (its table of tensors) and 256 pieces of 64 KiB spread evenly over the rest, so that no tensor of any size goes unseen.
-    Reading all of a large model would cost minutes at every start.
+    Reading all of a large model would cost minutes at every start. The smoothing factors count where the folder has them.
 
     Raises:
         ConfigError: the folder has no `config.json` or no weights.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for path in (folder / "config.json", *weight_files(folder)):
+    smoothing = [path for path in (folder / SMOOTHING_FILE,) if path.exists()]
+    for path in (folder / "config.json", *weight_files(folder), *smoothing):
         try:
             parts = [path.name.encode(), *_sampled(path)]
         except OSError as error:

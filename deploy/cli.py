@@ -129,9 +129,15 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _pull(options: argparse.Namespace) -> int:
+    from deploy.calibration import calibrate_cached
     from deploy.pull import resolve_model
 
-    print(resolve_model(options.model, report=lambda line: print(line, file=sys.stderr)))
+    def report(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    folder = resolve_model(options.model, report)
+    calibrate_cached(folder, report)
+    print(folder)
     return 0
 
 

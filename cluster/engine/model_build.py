@@ -17,12 +17,13 @@ from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.model import Model
-from cluster.engine.quantization import embedding_dtype
+from cluster.engine.quantization import Int8Scheme, embedding_dtype
 from cluster.engine.rope import RotaryTable
-from cluster.engine.weights import FusedWeight, Weights, get_shaped, open_weights
+from cluster.engine.smoothing import SmoothedWeights, Smoothing
+from cluster.engine.weights import FusedWeight, Weights, get_shaped, lm_head_name, open_weights
 from cluster.errors import ConfigError
 from cluster.kv_layout import KVLayout
-from cluster.model_config import ModelConfig, checkpoint_fingerprint
+from cluster.model_config import SMOOTHING_FILE, ModelConfig, checkpoint_fingerprint
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,17 +68,35 @@ def build_model(config: EngineConfig, folder: Path, max_model_len: int | None = 
             f"max_model_len: {context} is beyond the model's own {model_config.max_position_embeddings}", param="max_model_len"
         )
     kernels = kernels or choose_kernels(config, model_config)
+    smoothing = _smoothing(config.scheme, folder, model_config)
     with torch.inference_mode():
-        model = _Builder(model_config, open_weights(folder, model_config), config.scheme, kernels).build(context)
+        weights = open_weights(folder, model_config)
+        lm_head = lm_head_name(weights, model_config)
+        if smoothing is not None:
+            weights = SmoothedWeights(weights, smoothing, model_config)
+            lm_head = SmoothedWeights.lm_head
+        model = _Builder(model_config, weights, config.scheme, kernels).build(context, lm_head)
     _LOG.info("loaded %s as %s on %s in %.1f s", folder.name, config.scheme, kernels.name, time.monotonic() - started_s)
     return BuiltModel(
         model=model,
         kernels=kernels,
         layout=kv_layout(config, model_config, kernels.packing),
         checkpoint=checkpoint_fingerprint(folder),
-        domain=f"{config.scheme}/{config.kv_dtype}/{kernels.name}",
+        domain=f"{config.scheme}{'' if smoothing is None else '-smoothed'}/{config.kv_dtype}/{kernels.name}",
         max_model_len=context,
     )
+
+
+def _smoothing(scheme: str, folder: Path, model_config: ModelConfig) -> Smoothing | None:
+    """Only whole rows with one scale need it: groups of 32 hardly suffer from outliers, floats do not at all."""
+    if scheme != Int8Scheme.name:
+        return None
+    smoothing = Smoothing.load(folder, model_config)
+    if smoothing is None:
+        _LOG.warning(
+            "%s has no %s: int8 serves it unsmoothed, with more loss; `baton pull` makes the file in the cache", folder, SMOOTHING_FILE
+        )
+    return smoothing
 
 
 def kv_layout(config: EngineConfig, model_config: ModelConfig, packing: str) -> KVLayout:
@@ -101,7 +120,8 @@ class _Builder:
         self._scheme = scheme
         self._kernels = kernels
 
-    def build(self, max_model_len: int) -> Model:
+    def build(self, max_model_len: int, lm_head: str) -> Model:
+        """`lm_head` names the projection's tensor."""
         config = self._config
         embedding = get_shaped(self._weights, "model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         layers = [self._layer(layer) for layer in range(config.num_layers)]
@@ -109,13 +129,10 @@ class _Builder:
             config,
             embedding=embedding.to(embedding_dtype(self._scheme)),
             decoder=self._kernels.make_decoder(layers, config, RotaryTable(config.rope, config.head_dim, max_model_len)),
-            head=self._kernels.make_head(self._norm("model.norm", config.hidden_size), self._lm_head(), config),
+            head=self._kernels.make_head(self._norm("model.norm", config.hidden_size), self._lm_head(lm_head), config),
         )
 
-    def _lm_head(self) -> Any:
-        # Some checkpoints tie without saying so: they simply lack the tensor.
-        is_tied = self._config.tie_word_embeddings or not self._weights.has("lm_head.weight")
-        name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    def _lm_head(self, name: str) -> Any:
         weight = FusedWeight(self._weights, {name: self._config.vocab_size}, self._config.hidden_size)
         return self._kernels.make_lm_head(self._scheme, weight)
 

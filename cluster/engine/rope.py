@@ -10,9 +10,9 @@ from torch import Tensor
 from cluster.model_config import RopeConfig
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """float32 `[head_dim / 2]`: radians a position, scaled as the checkpoint wants it."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(config: RopeConfig, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`[head_dim / 2]` of `dtype`: radians a position, scaled as the checkpoint wants it."""
+    exponents = torch.arange(0, head_dim, 2, dtype=dtype) / head_dim
     frequencies = 1.0 / (config.theta**exponents)
     if config.kind == "linear":
         return frequencies / config.factor

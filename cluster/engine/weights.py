@@ -103,6 +103,12 @@ def open_weights(folder: Path, config: ModelConfig) -> Weights:
         raise ConfigError(f"model: cannot read the weights in {folder}: {error}", param="model") from error
 
 
+def lm_head_name(weights: Weights, config: ModelConfig) -> str:
+    """The tensor that projects to the vocabulary. Some checkpoints tie it to the embedding without saying so: they lack their own."""
+    is_tied = config.tie_word_embeddings or not weights.has("lm_head.weight")
+    return "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+
+
 def get_shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
     """A tensor that must have `shape`.
 

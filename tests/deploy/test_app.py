@@ -16,7 +16,7 @@ from tests.deploy.tiny_gguf import write_gguf
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    return str(write_gguf(tmp_path / "tiny.gguf"))
+    return str(write_gguf(tmp_path / "tiny.gguf", weights=True))
 
 
 def deployments(args: dict[str, Any]) -> dict[str, tuple[Deployment, tuple[Any, ...]]]:

@@ -53,7 +53,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_pull_prints_the_folder(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "own.gguf")
+    path = write_gguf(tmp_path / "own.gguf", weights=True)
     done = baton("pull", str(path), BATON_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert (Path(done.stdout.strip()) / "tokenizer.json").is_file()

@@ -19,8 +19,13 @@ def tokens() -> list[str]:
     return [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *made, "<think>"]
 
 
-def write_gguf(path: Path, arch: str = "llama", *, tensors: tuple[str, ...] = (), pre: str = "smollm", **keys: Any) -> Path:
-    """A file of `arch` with the metadata of a small model; `keys` (dots as __) replace or add, None leaves one out."""
+def write_gguf(
+    path: Path, arch: str = "llama", *, tensors: tuple[str, ...] = (), weights: bool = False, pre: str = "smollm", **keys: Any
+) -> Path:
+    """A file of `arch` with the metadata of a small model; `keys` (dots as __) replace or add, None leaves one out.
+
+    Its tensors are stubs, but with `weights` they are those of a model that can be computed.
+    """
     vocabulary = tokens()
     kinds = [3] * len(CONTROL) + [1] * (len(vocabulary) - len(CONTROL) - 1) + [4]
     values: dict[str, Any] = {
@@ -45,13 +50,35 @@ def write_gguf(path: Path, arch: str = "llama", *, tensors: tuple[str, ...] = ()
     writer = GGUFWriter(path, arch)
     for key, value in values.items():
         _add(writer, key, value)
-    for name in ("token_embd.weight", "output_norm.weight", *tensors):
-        writer.add_tensor(name, np.zeros((4, 4), dtype=np.float32))
+    if weights:
+        for name, shape in _shapes(len(vocabulary)).items():
+            writer.add_tensor(name, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
+    else:
+        for name in ("token_embd.weight", "output_norm.weight", *tensors):
+            writer.add_tensor(name, np.zeros((4, 4), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Of all tensors, for the sizes that `write_gguf` writes."""
+    hidden, kv_size, inner = 64, 32, 96
+    layer = {
+        "attn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (kv_size, hidden),
+        "attn_v": (kv_size, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    layers = {f"blk.{index}.{name}.weight": shape for index in range(2) for name, shape in layer.items()}
+    return {"token_embd.weight": (vocab_size, hidden), "output_norm.weight": (hidden,)} | layers
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
