@@ -44,11 +44,14 @@ BASE: Final = "bf16/bf16"
 _UNSMOOTHED: Final = "int8-unsmoothed"
 _SCHEMES: Final = ("bf16", _UNSMOOTHED, "int8", "int4", "float32")
 _INT8_KV: Final = "+kv8"
-_DEFAULT_PAIRS: Final = tuple(
-    f"{prefill}{kv}/{decode}{kv}"
-    for prefill, decode in (("bf16", "bf16"), (_UNSMOOTHED, _UNSMOOTHED), ("int8", "int8"), ("int4", "int4"), ("int8", "int4"))
-    for kv in ("", _INT8_KV)
-) + ("bf16/bf16+kv8",)
+_DEFAULT_PAIRS: Final = (
+    *(
+        f"{prefill}{kv}/{decode}{kv}"
+        for prefill, decode in (("bf16", "bf16"), (_UNSMOOTHED, _UNSMOOTHED), ("int8", "int8"), ("int4", "int4"), ("int8", "int4"))
+        for kv in ("", _INT8_KV)
+    ),
+    "bf16/bf16+kv8",
+)
 _TEXT: Final = Path(__file__).parent / "data" / "prose.txt"
 _PROGRESS_S: Final = 10.0
 

@@ -19,7 +19,10 @@ from cluster.engine.smoothing import LayerFactors, Smoothing
 from cluster.engine.weights import Weights, get_shaped, lm_head_name, open_weights
 from cluster.model_config import ModelConfig
 
-_ALPHA: Final = 0.5  # share of the outliers that goes from activations into weights
+_ALPHAS: Final = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the outliers that go from activations into weights
+_NUM_TOKENS: Final = 128  # of the text, about, and
+_NUM_ROWS: Final = 256  # of a weight, which candidates are compared on
+_FIRST_TOKEN: Final = 0.1  # share of its error beside the mean of all: attention rests on it, and its activations are unlike any others
 _SMALLEST: Final = 1e-4  # of the largest: what a channel counts at least, so that one the text never used gets no huge factor
 _FACTOR_BITS: Final = 8
 
@@ -30,8 +33,7 @@ def calibrate(folder: Path, token_ids: Sequence[int], on_layer: Callable[[int, i
 
     Args:
         folder: `config.json` and the weights.
-        token_ids: an ordinary text of two tokens or more. The first, on which attention rests, has activations many times as large as all
-            others in a few channels, and does not count.
+        token_ids: an ordinary text.
         on_layer: gets the number of layers done and that of all.
 
     Raises:
@@ -48,7 +50,7 @@ def calibrate(folder: Path, token_ids: Sequence[int], on_layer: Callable[[int, i
         on_layer(layer + 1, config.num_layers)
     norm = get_shaped(weights, "model.norm.weight", (config.hidden_size,))
     head = get_shaped(weights, lm_head_name(weights, config), (config.vocab_size, config.hidden_size))
-    return Smoothing(layers, _factors(_rms_norm(hidden[1:], norm, config.rms_norm_eps), head))
+    return Smoothing(layers, _factors(_rms_norm(hidden, norm, config.rms_norm_eps), head))
 
 
 class _LayerRun:
@@ -61,6 +63,9 @@ class _LayerRun:
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim, torch.float64))
         self._cos, self._sin = angles.cos(), angles.sin()
         self._distances = positions[:, None] - positions
+        channels = torch.arange(config.num_kv_heads * config.head_dim).view(config.num_kv_heads, 1, config.head_dim)
+        # Of the attention's output: the query heads of a KV head get its values' factors.
+        self._kv_channels = channels.expand(-1, config.num_heads // config.num_kv_heads, -1).flatten()
 
     def __call__(self, hidden: Tensor, layer: int) -> LayerFactors:
         """Adds the layer's outputs to `hidden`, float64 `[num_tokens, hidden_size]`, in place."""
@@ -74,20 +79,20 @@ class _LayerRun:
         q_weight, q = self._linear(f"{attention}.q_proj", x, config.num_heads * config.head_dim, has_bias=config.qkv_bias)
         k_weight, k = self._linear(f"{attention}.k_proj", x, kv_size, has_bias=config.qkv_bias)
         v_weight, v = self._linear(f"{attention}.v_proj", x, kv_size, has_bias=config.qkv_bias)
-        qkv = _factors(x[1:], torch.cat([q_weight, k_weight, v_weight]))
+        qkv = _factors(x, torch.cat([q_weight, k_weight, v_weight]))
         x = self._attend(attention, q, k, v, config.sliding_windows[layer])
         weight, y = self._linear(f"{attention}.o_proj", x, config.hidden_size, has_bias=config.output_bias)
-        values = _factors(self._by_kv_channel(x[1:]), self._by_kv_channel(weight))
+        values = _factors(x, weight, self._kv_channels)
         hidden += y
 
         x = _rms_norm(hidden, mlp_norm, config.rms_norm_eps)
         gate_weight, gate = self._linear(f"{mlp}.gate_proj", x, config.intermediate_size, has_bias=config.mlp_bias)
         up_weight, up = self._linear(f"{mlp}.up_proj", x, config.intermediate_size, has_bias=config.mlp_bias)
-        gate_up = _factors(x[1:], torch.cat([gate_weight, up_weight]))
+        gate_up = _factors(x, torch.cat([gate_weight, up_weight]))
         x = F.silu(gate) * up
         weight, y = self._linear(f"{mlp}.down_proj", x, config.hidden_size, has_bias=config.mlp_bias)
         hidden += y
-        return LayerFactors(qkv, values, gate_up, _factors(x[1:], weight))
+        return LayerFactors(qkv, values, gate_up, _factors(x, weight))
 
     def _get(self, name: str, *shape: int) -> Tensor:
         return get_shaped(self._weights, name, shape).double()
@@ -115,26 +120,58 @@ class _LayerRun:
         first, second = x.chunk(2, -1)
         return torch.cat([first * self._cos - second * self._sin, second * self._cos + first * self._sin], -1)
 
-    def _by_kv_channel(self, x: Tensor) -> Tensor:
-        """`[rows, num_heads * head_dim]` → `[rows * heads of a KV head, num_kv_heads * head_dim]`: channels that share a factor."""
-        config = self._config
-        heads = x.view(len(x), config.num_kv_heads, -1, config.head_dim)
-        return heads.transpose(1, 2).reshape(-1, config.num_kv_heads * config.head_dim)
-
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _factors(x: Tensor, weight: Tensor) -> Tensor:
-    """float32 `[in_features]` for inputs `[rows, in_features]` and a weight `[out_features, in_features]`; their geometric mean is 1."""
-    exponents = _ALPHA * _largest(x).log2() - (1 - _ALPHA) * _largest(weight).log2()
-    mantissas, exponent_bits = torch.frexp(torch.exp2(exponents - exponents.mean()))
+def _factors(x: Tensor, weight: Tensor, shared: Tensor | None = None) -> Tensor:
+    """Those, of a few candidates, with which int8 comes nearest to the product; their geometric mean is about 1.
+
+    SmoothQuant's own are max|x|^a / max|w|^(1 - a) of an input channel, with one a for all linears. Here each linear has the best of
+    several, and the root of the mean square is tried in the place of max|x|: what a few tokens have need not burden all others.
+
+    Args:
+        x: float64 `[num_tokens, in_features]`.
+        weight: float64 `[out_features, in_features]`.
+        shared: int64 `[in_features]`, which factor a channel has; None: one of its own.
+
+    Returns:
+        float32 `[number of factors]`.
+    """
+    index = torch.arange(x.shape[1]) if shared is None else shared
+    sample, rows = _sampled(x, _NUM_TOKENS), _sampled(weight, _NUM_ROWS)
+    exact = sample @ rows.t()
+    sizes = exact.square().sum(1).clamp_min(1e-30)
+
+    def error(factors: Tensor) -> float:
+        scales = factors[index]
+        by_token = (_to_int8(sample / scales) @ _to_int8(rows * scales).t() - exact).square().sum(1) / sizes
+        return float(by_token.mean() + _FIRST_TOKEN * by_token[0])
+
+    by_weight = _log2_largest(weight.abs().amax(0), index)
+    by_input = [_log2_largest(size, index) for size in (x.abs().amax(0), x.square().mean(0).sqrt())]
+    candidates = [_rounded(alpha * size - (1 - alpha) * by_weight) for size in by_input for alpha in _ALPHAS]
+    return min(candidates, key=error).float()
+
+
+def _sampled(x: Tensor, num_rows: int) -> Tensor:
+    return x[:: max(1, len(x) // num_rows)]
+
+
+def _to_int8(x: Tensor) -> Tensor:
+    """As the scheme rounds it, with one scale a row."""
+    scales = x.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+    return (x / scales).round() * scales
+
+
+def _log2_largest(size: Tensor, index: Tensor) -> Tensor:
+    """Of the channels that share a factor."""
+    found = torch.zeros(int(index.max()) + 1, dtype=size.dtype).scatter_reduce(0, index, size, "amax")
+    return found.clamp_min(float(found.max()) * _SMALLEST).clamp_min(1e-30).log2()
+
+
+def _rounded(log2_factors: Tensor) -> Tensor:
+    mantissas, exponents = torch.frexp(torch.exp2(log2_factors - log2_factors.mean()))
     step = 2**_FACTOR_BITS
-    return torch.ldexp((mantissas * step).round() / step, exponent_bits).float()
-
-
-def _largest(x: Tensor) -> Tensor:
-    """Of each column, by magnitude; float64."""
-    found = x.abs().amax(0).double()
-    return found.clamp_min(found.max() * _SMALLEST).clamp_min(1e-30)
+    return torch.ldexp((mantissas * step).round() / step, exponents)

@@ -132,7 +132,7 @@ def test_too_few_or_impossible_factors_are_refused_by_name(tmp_path: Path) -> No
     smoothing = random_smoothing("llama")
     fewer = dataclasses.replace(smoothing, layers=smoothing.layers[:-1])
     assert "lacks factors layers.2.qkv" in refusal(with_factors("llama", fewer, tmp_path / "fewer"))
-    more = dataclasses.replace(smoothing, layers=[*smoothing.layers, smoothing.layers[0]])
+    more = dataclasses.replace(smoothing, layers=[*smoothing.layers, random_smoothing("llama").layers[0]])
     assert "has factors layers.3.qkv" in refusal(with_factors("llama", more, tmp_path / "more"))
     zero = dataclasses.replace(smoothing, head=smoothing.head * 0)
     assert "factors for head that are not positive" in refusal(with_factors("llama", zero, tmp_path / "zero"))
