@@ -102,7 +102,11 @@ class GatewayConfig(_Section):
         None, description="for requests without max_tokens; null: up to the context"
     )
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="deadline of a request that brings none")
-    max_attempts: Annotated[int, Field(ge=1, le=10)] = Field(3, description="tries before the first byte when workers fail")
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = Field(3, description="tries in a row, without a new token, when workers fail")
+    failure_policy: Literal["recompute", "fail"] = Field(
+        "recompute",
+        description="when a worker fails after a request's first token: recompute (prefill again, replay what is out, go on) or fail",
+    )
 
 
 class PriorityClass(_Section):

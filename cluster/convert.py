@@ -33,6 +33,7 @@ def request_to_pb(request: Request) -> pb.Request:
         sampling=sampling_to_pb(request.sampling),
         order_key=pb.OrderKey(virtual_deadline_s=request.order_key.virtual_deadline_s, arrival=request.order_key.arrival),
         cache_salt=request.cache_salt,
+        generated_token_ids=request.generated_token_ids,
     )
 
 
@@ -44,6 +45,7 @@ def request_from_pb(message: pb.Request) -> Request:
         sampling=sampling_from_pb(message.sampling),
         order_key=OrderKey(message.order_key.virtual_deadline_s, message.order_key.arrival),
         cache_salt=message.cache_salt,
+        generated_token_ids=tuple(message.generated_token_ids),
     )
 
 

@@ -74,6 +74,8 @@ class Request:
     sampling: SamplingParams
     order_key: OrderKey
     cache_salt: str = ""  # tenants with different salts never share a prefix block
+    # Given out by earlier attempts, the first token included: their KV is computed again, one decode step each, and they are not given out.
+    generated_token_ids: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:

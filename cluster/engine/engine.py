@@ -133,12 +133,13 @@ class Engine:
         return Reservation(request.key, tuple(sequence.block_table[:num_prompt_blocks]), len(plan.hit_block_ids))
 
     def start(self, key: str, first_token: TokenOutput) -> None:
-        """The prompt's KV is in the reserved blocks and `first_token` follows it: decoding goes on from there.
+        """The prompt's KV is in the reserved blocks and `first_token` follows it: decoding goes on from there, by way of what an earlier
+        attempt has generated.
 
         Raises:
             ClientGone: nothing is reserved under `key` (any more).
-            InvalidRequest: the token is out of the vocabulary, or ends the sequence, which then has no decode leg. The reservation is
-                freed.
+            InvalidRequest: the token is out of the vocabulary, is not the one that an earlier attempt began with, or ends the sequence,
+                which then has no decode leg. The reservation is freed.
         """
         sequence = self._sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.WAITING_FOR_KV:
@@ -149,7 +150,8 @@ class Engine:
             self._finish(sequence)
             raise
         self._mark_computed(sequence, sequence.num_prompt_tokens)
-        sequence.token_ids.append(first_token.token_id)
+        if not sequence.num_output_tokens:
+            sequence.token_ids.append(first_token.token_id)
         self._roster.place(sequence, SequenceStatus.RUNNING)
         self._is_stuck = False
 
@@ -167,6 +169,11 @@ class Engine:
 
     def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
         self._factory.check_vocabulary([token_id], "first_token")
+        generated = sequence.request.generated_token_ids
+        if generated and generated[0] != token_id:
+            raise InvalidRequest(f"{sequence.key}: an earlier attempt began with {generated[0]}, not {token_id}", param="first_token")
+        if generated:
+            return
         if sequence.finish_reason_for(token_id, self.identity.eos_token_ids) is not None:
             raise InvalidRequest(f"{sequence.key}: its first token ends it, there is nothing to decode", param="first_token")
 

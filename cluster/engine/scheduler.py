@@ -1,8 +1,9 @@
-"""Decides what one step computes. There are no prefill and decode modes: `num_computed_tokens` catches up with `token_ids`.
+"""Decides what one step computes. There are no prefill and decode modes: `num_computed_tokens` catches up with `token_ids`, after the
+prompt by one token a step.
 
 One order everywhere, `Sequence.order` (promise P4):
 
-    1. decode rows         running sequences with one token to compute, first in order first
+    1. decode rows         running sequences with one token to compute in a step, first in order first
     2. everyone else       running sequences with prompt left, preempted and waiting ones, merged in order, while the token budget
                            lasts; the first waiting or preempted one without room blocks those after it, so nobody overtakes
     3. no block for a row  the last in order are preempted: their blocks move to host slots, last block first, only as many as are
@@ -80,7 +81,7 @@ class Scheduler:
             if budget == 0:
                 break
             is_running = sequence.status is SequenceStatus.RUNNING or self._enter(sequence, step)
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_tokens = min(sequence.num_schedulable_tokens, budget)
             if is_running and self._get_blocks(sequence, num_tokens, step):
                 step.rows.append(ScheduledSequence(sequence, num_tokens))
                 budget -= num_tokens
@@ -93,7 +94,7 @@ class Scheduler:
             if budget == 0:
                 break
             is_running = sequence.status is SequenceStatus.RUNNING  # may have been preempted for an earlier one
-            if is_running and sequence.num_uncomputed_tokens == 1 and self._get_blocks(sequence, 1, step):
+            if is_running and sequence.num_schedulable_tokens == 1 and self._get_blocks(sequence, 1, step):
                 step.rows.append(ScheduledSequence(sequence, 1))
                 budget -= 1
         return budget
@@ -101,7 +102,7 @@ class Scheduler:
     def _candidates(self) -> Iterator[Sequence]:
         """Running sequences with prompt left and, until one cannot enter, queued ones, in order."""
         blocked = False
-        prefilling = [sequence for sequence in self._roster.running if sequence.num_uncomputed_tokens > 1]
+        prefilling = [sequence for sequence in self._roster.running if sequence.num_schedulable_tokens > 1]
         for sequence in list(merge(prefilling, self._roster.queued, key=in_order)):
             if blocked and sequence.status is not SequenceStatus.RUNNING:
                 continue

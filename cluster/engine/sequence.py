@@ -47,6 +47,8 @@ class Sequence:
         self.request = request
         self.key = request.key
         self.token_ids: list[int] = list(request.prompt_token_ids)
+        if not stops_at_first_token:
+            self.token_ids += request.generated_token_ids
         self.num_prompt_tokens = request.num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -60,8 +62,13 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens without KV. One when decoding."""
+        """Known tokens without KV. One when decoding, more when what an earlier attempt generated is replayed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_schedulable_tokens(self) -> int:
+        """Of them, those that one step may compute: what is left of the prompt, or one token after it, replayed ones too (promise P0)."""
+        return max(self.num_prompt_tokens - self.num_computed_tokens, 1)
 
     @property
     def num_output_tokens(self) -> int:

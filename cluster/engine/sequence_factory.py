@@ -78,7 +78,11 @@ class SequenceFactory:
         if request.num_prompt_tokens >= self._identity.max_model_len:
             message = f"a prompt of {request.num_prompt_tokens} tokens leaves no room in a context of {self._identity.max_model_len}"
             raise ContextTooLong(message, param="prompt")
+        if len(request.generated_token_ids) >= sampling.max_tokens:
+            message = f"{len(request.generated_token_ids)} tokens leave nothing of max_tokens ({sampling.max_tokens}) to generate"
+            raise InvalidRequest(message, param="generated_token_ids")
         self.check_vocabulary(request.prompt_token_ids, "prompt")
+        self.check_vocabulary(request.generated_token_ids, "generated_token_ids")
         self.check_vocabulary(sampling.stop_token_ids, "stop_token_ids")
         self.check_vocabulary([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
 

@@ -206,6 +206,7 @@ class Request(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     ORDER_KEY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     cache_salt: _builtins.str
@@ -215,6 +216,10 @@ class Request(_message.Message):
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def order_key(self) -> Global___OrderKey: ...
+    @_builtins.property
+    def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What earlier attempts gave out, the first token included. Who decodes computes their KV one by one, as they were, and goes on after them."""
+
     def __init__(
         self,
         *,
@@ -224,10 +229,11 @@ class Request(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         order_key: Global___OrderKey | None = ...,
         cache_salt: _builtins.str = ...,
+        generated_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["order_key", b"order_key", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "order_key", b"order_key", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "generated_token_ids", b"generated_token_ids", "order_key", b"order_key", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cluster.books import ClusterBooks, ProcessBooks, faults_of
@@ -162,16 +162,16 @@ class Gateway:
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
         )
-
-        def begin(failure: BatonError | None) -> tuple[RequestRun, TextStream]:
-            if failure is not None:
-                self.metrics.retries.labels(failure.code).inc()
-            one = job if failure is None else replace(job, request_id=uuid.uuid4().hex)  # the id of a finished request is not used again
-            run = RequestRun(one, self.book, self._workers, self.metrics, max_attempts=self.config.max_attempts)
-            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
-            return run, TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens)
-
-        return Generation(job, begin)
+        run = RequestRun(
+            job,
+            self.book,
+            self._workers,
+            self.metrics,
+            max_attempts=self.config.max_attempts,
+            recomputes=self.config.failure_policy == "recompute",
+        )
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
+        return Generation(job, run, TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens))
 
     def _answer(self, request: GenerationRequest, generation: Generation, options: CallOptions, kind: type[AnswerFormat]) -> Answer:
         head = AnswerHead(f"{kind.id_prefix}-{generation.request_id}", int(time.time()), self.card.name, self.card.system_fingerprint)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
 
-from cluster.errors import BatonError, NoCapacity
 from router.gateway.job import Job
 from router.gateway.run import RequestRun
 from router.gateway.text_stream import TextDelta, TextStream
-
-Begin = Callable[[BatonError | None], tuple[RequestRun, TextStream]]
 
 
 class Generation:
     """Reading it runs the request; it can be read once."""
 
-    def __init__(self, job: Job, begin: Begin) -> None:
-        """`begin` makes a run of the job and its text; again, with the error, when a run has failed."""
-        self._begin = begin
-        self._run, self._stream = begin(None)
+    def __init__(self, job: Job, run: RequestRun, stream: TextStream) -> None:
+        """`stream` is the text of `run`, which is a run of `job`."""
+        self._run = run
+        self._stream = stream
         self.request_id = job.request_id
         self.num_prompt_tokens = len(job.prompt_token_ids)
         self.num_logprobs = job.sampling.num_logprobs
@@ -48,25 +45,15 @@ class Generation:
                 yield delta
 
     async def whole(self) -> list[TextDelta]:
-        """Nothing is sent before the end, so workers that fail after the first token cost one more run, not the answer.
-
+        """
         Raises:
             BatonError: no answer.
         """
-        try:
-            return await self._all_deltas()
-        except NoCapacity as error:
-            if self.num_output_tokens == 0:
-                raise  # the run itself has tried what there is to try
-            self._run, self._stream = self._begin(error)
-            return await self._all_deltas()
+        async with aclosing(self.deltas()) as stream:
+            return [delta async for delta in stream]
 
     def timings(self) -> dict[str, float]:
         """Seconds by stage, so far."""
         stages = asdict(self._run.timings)
         extra: dict[str, float] = stages.pop("extra")
         return {name: round(seconds, 6) for name, seconds in {**stages, **extra}.items()}
-
-    async def _all_deltas(self) -> list[TextDelta]:
-        async with aclosing(self.deltas()) as stream:
-            return [delta async for delta in stream]

@@ -1,7 +1,7 @@
 """Between the two legs: finds a decode worker that takes the KV which waits at the prefill worker.
 
 The prefill stream stays open meanwhile, for closing it frees the blocks. It is watched: when it fails, the KV is gone and so is the
-request. A decode worker that has no room declines, and one that cannot be reached or refuses has not touched the ticket; either way the
+attempt. A decode worker that has no room declines, and one that cannot be reached or refuses has not touched the ticket; either way the
 router names another worker for the same ticket.
 """
 
@@ -11,10 +11,10 @@ import asyncio
 
 from cluster.errors import DeadlineExceeded, NoCapacity, TransferError, WrongIncarnation
 from cluster.pb import worker_pb2 as pb
-from cluster.types import Placement, Request
+from cluster.types import Placement, Request, WorkerAddress
 from router.control.messages import Redirect
 from router.gateway.job import Job
-from router.gateway.legs import Legs, expect
+from router.gateway.legs import AttemptFailed, Legs, expect
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
 from router.gateway.timeline import Timeline
@@ -38,12 +38,15 @@ class Handoff:
 
     async def run(
         self, placement: Placement, request: Request, ticket: bytes, legs: Legs, prefill: WorkerStream[pb.PrefillEvent]
-    ) -> DecodeStream:
-        """The stream of the decode worker that has taken the KV, after its `KVTaken`.
+    ) -> tuple[DecodeStream, WorkerAddress]:
+        """The decode worker that has taken the KV, and its stream after `KVTaken`.
 
         Raises:
-            BatonError: the KV is lost, no decode worker is left, or the deadline passed.
+            AttemptFailed: the KV is lost, or too many decode workers failed.
+            BatonError: no decode worker is left, or the deadline passed.
         """
+        assert placement.prefill is not None, "its stream is what brought the ticket"
+        prefill_worker = placement.prefill
         prefill_end = legs.spawn(_drain(prefill))
         num_failures = 0
         while True:
@@ -54,18 +57,23 @@ class Handoff:
                 # What went wrong with the KV itself no other worker can mend.
                 num_failures += 1
                 if isinstance(error, TransferError) or prefill_end.done() or num_failures >= self._max_failures:
-                    raise
+                    raise AttemptFailed(error, prefill_worker if prefill_end.done() else placement.decode) from error
                 reason, retry_after_s, is_gone = error.code, 0.0, _is_gone(error)
             else:
                 if event is not None and event.WhichOneof("event") == "taken":
                     self._timeline.kv_taken(event.taken)
                     self._book.prefill_done(self._job.request_id)
-                    return stream
+                    return stream, placement.decode
                 reason, retry_after_s, is_gone = "declined", expect(event, "declined").declined.retry_after_s, False
             stream.cancel()
             self._metrics.retries.labels(reason).inc()
             redirect = Redirect(self._job.request_id, placement.decode.incarnation, retry_after_s, is_gone)
-            placement = await legs.linked(self._redirect(redirect), prefill_end)
+            try:
+                placement = await legs.linked(self._redirect(redirect), prefill_end)
+            except NoCapacity as error:
+                if prefill_end.done():
+                    raise AttemptFailed(error, prefill_worker) from error
+                raise
 
     def _ask(self, placement: Placement, request: Request, ticket: bytes) -> DecodeStream:
         self._timeline.decode_asked()

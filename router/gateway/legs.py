@@ -1,12 +1,14 @@
-"""The open worker calls of one attempt, and the tasks that read them: what one `close` ends together."""
+"""The open worker calls of one attempt, and the tasks that read them: what one `close` ends together. And how an attempt fails."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from cluster.errors import InternalError
+from cluster.errors import BatonError, InternalError, NoCapacity
+from cluster.types import WorkerAddress
 from router.gateway.worker_clients import WorkerStream
 
 T = TypeVar("T")
@@ -65,3 +67,21 @@ def expect(event: Any, kind: str) -> Any:
     if found != kind:
         raise InternalError(f"the worker sent {found} where {kind} was due")
     return event
+
+
+class AttemptFailed(Exception):
+    """A worker could not serve the attempt; another may."""
+
+    def __init__(self, error: BatonError, worker: WorkerAddress) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.worker = worker
+
+
+@contextmanager
+def blaming(worker: WorkerAddress) -> Iterator[None]:
+    """What a worker cannot do now becomes `AttemptFailed`, which names the worker."""
+    try:
+        yield
+    except NoCapacity as error:
+        raise AttemptFailed(error, worker) from error

@@ -5,25 +5,27 @@
     3. decode    with the ticket: KVTaken → Tokens* (`handoff` finds the worker)
        or, where one worker does both (no prefill in the placement): Prefilled → Tokens*
 
-A failure before the first token starts again at 1 (same seed, same order key, without the worker that failed). After it, nothing is
-repeated: a failure is an error. However the run ends (last token, error, closed by its reader, cancelled, deadline), one `finally` cancels
+A worker's failure starts again at 1 (same seed, same order key, without the worker that failed). After the first token too, unless the
+config says `fail`: the prompt is prefilled again, the decode worker replays what the reader has, and the same text goes on (promise P0).
+However the run ends (last token, error, closed by its reader, cancelled, deadline), one `finally` cancels
 what is open and ends the placement; it does not wait for anything, so a cancellation cannot cut it short.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from cluster.convert import finish_reason_from_pb, output_from_pb
-from cluster.errors import BatonError, DeadlineExceeded, InternalError, NoCapacity, StaleEpoch
+from cluster.errors import DeadlineExceeded, InternalError, StaleEpoch
 from cluster.pb import worker_pb2 as pb
 from cluster.types import AdmitRequest, FinishReason, OrderKey, Placement, Request, StageTimings, TokenOutput, WorkerAddress
 from router.gateway.handoff import DecodeStream, Handoff
 from router.gateway.job import Job
-from router.gateway.legs import Legs, expect
+from router.gateway.legs import AttemptFailed, Legs, blaming, expect
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
 from router.gateway.timeline import Timeline
@@ -41,18 +43,26 @@ class TokenChunk:
 class RequestRun:
     """One run of one job. Read `tokens()` once, inside `contextlib.aclosing`."""
 
-    def __init__(self, job: Job, book: PlacementBook, workers: WorkerClients, metrics: GatewayMetrics, *, max_attempts: int) -> None:
+    def __init__(
+        self, job: Job, book: PlacementBook, workers: WorkerClients, metrics: GatewayMetrics, *, max_attempts: int, recomputes: bool
+    ) -> None:
+        """
+        Args:
+            max_attempts: in a row without a new token.
+            recomputes: workers may fail after the first token too.
+        """
         self._job = job
         self._book = book
         self._workers = workers
         self._metrics = metrics
         self._max_attempts = max_attempts
+        self._recomputes = recomputes
         self._timeline = Timeline(job.started_s, metrics)
         self._handoff = Handoff(job, book, workers, metrics, self._timeline, max_failures=max_attempts)
         self._legs = Legs()
         self._order_key: OrderKey | None = None
         self._excluded: list[str] = []
-        self._has_token = False
+        self._generated: list[int] = []
         self.num_cached_tokens = 0
 
     @property
@@ -70,14 +80,17 @@ class RequestRun:
             BatonError: the request cannot be served, or not to its end.
         """
         try:
-            for attempt in range(1, self._max_attempts + 1):
+            num_failures = 0  # in a row: a token in between is progress
+            for attempt in itertools.count(1):
+                num_before = len(self._generated)
                 try:
                     async with aclosing(self._attempt(attempt)) as chunks:
                         async for chunk in chunks:
                             yield chunk
                     return
-                except _AttemptFailed as failure:
-                    if self._has_token or attempt == self._max_attempts:
+                except AttemptFailed as failure:
+                    num_failures = num_failures + 1 if len(self._generated) == num_before else 1
+                    if num_failures >= self._max_attempts or (self._generated and not self._recomputes):
                         raise failure.error from failure
                     self._retire(failure)
         finally:
@@ -93,6 +106,7 @@ class RequestRun:
             sampling=self._job.sampling,
             order_key=placement.order_key,
             cache_salt=self._job.cache_salt,
+            generated_token_ids=tuple(self._generated),
         )
         legs = self._one_leg(placement, request) if placement.prefill is None else self._two_legs(placement, placement.prefill, request)
         async with aclosing(legs) as chunks:
@@ -121,32 +135,36 @@ class RequestRun:
         return placement
 
     async def _one_leg(self, placement: Placement, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        with _blaming(placement.decode):
+        with blaming(placement.decode):
             stream = self._legs.open(self._workers.decode(placement.decode, placement.router_epoch, request, self._job.remaining_s()))
             event = expect(await stream.read(), "prefilled").prefilled
-            self.num_cached_tokens = event.num_cached_tokens
+            self._set_cached(event.num_cached_tokens)
             self._timeline.prefilled(event.wait_s, event.prefill_s)
             async with aclosing(self._token_chunks(stream)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _two_legs(self, placement: Placement, worker: WorkerAddress, request: Request) -> AsyncGenerator[TokenChunk, None]:
-        with _blaming(worker):
+        with blaming(worker):
             prefill = self._legs.open(self._workers.prefill(worker, placement.router_epoch, request, self._job.remaining_s()))
             first = await self._first_token(prefill)
         chunk = TokenChunk((output_from_pb(first.output),), finish_reason_from_pb(first.finish_reason))
-        self._count(chunk)
-        yield chunk
+        if self._generated:
+            self._check_repeated(chunk)
+        else:
+            self._count(chunk)
+            yield chunk
         if chunk.finish_reason is not None:
             return
-        decode = await self._handoff.run(placement, request, first.ticket, self._legs, prefill)
-        async with aclosing(self._token_chunks(decode)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        decode, decode_worker = await self._handoff.run(placement, request, first.ticket, self._legs, prefill)
+        with blaming(decode_worker):
+            async with aclosing(self._token_chunks(decode)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def _first_token(self, prefill: WorkerStream[pb.PrefillEvent]) -> pb.FirstToken:
         offer = expect(await prefill.read(), "offer").offer
-        self.num_cached_tokens = offer.num_cached_tokens
+        self._set_cached(offer.num_cached_tokens)
         while (event := await prefill.read()) is not None:
             if event.WhichOneof("event") == "first_token":
                 self._timeline.prefilled(offer.wait_s, event.first_token.prefill_s)
@@ -163,34 +181,27 @@ class RequestRun:
                 return
 
     def _count(self, chunk: TokenChunk, decode_wait_s: float = 0.0, step_s: float = 0.0) -> None:
-        if not self._has_token:
-            self._has_token = True
+        if not self._generated:
             self._metrics.prompt_tokens.inc(len(self._job.prompt_token_ids))
             self._metrics.cached_tokens.inc(self.num_cached_tokens)
+        self._generated += [output.token_id for output in chunk.outputs]
         self._metrics.output_tokens.inc(len(chunk.outputs))
         self._timeline.tokens(len(chunk.outputs), decode_wait_s, step_s)
 
-    def _retire(self, failure: _AttemptFailed) -> None:
+    def _set_cached(self, num_cached_tokens: int) -> None:
+        if not self._generated:  # later attempts find what the first one has left in a cache
+            self.num_cached_tokens = num_cached_tokens
+
+    def _check_repeated(self, first: TokenChunk) -> None:
+        """Raises:
+        InternalError: the prompt's first token is another than the one that the reader has.
+        """
+        if first.finish_reason is not None or first.outputs[0].token_id != self._generated[0]:
+            raise InternalError("an attempt began with another token than the one before it")
+
+    def _retire(self, failure: AttemptFailed) -> None:
         self._metrics.retries.labels(failure.error.code).inc()
         if not isinstance(failure.error, StaleEpoch):  # that is the placement's fault, not the worker's
-            self._excluded.append(failure.incarnation)
+            self._excluded.append(failure.worker.incarnation)
         self._legs.close()
         self._timeline.attempt_failed()
-
-
-class _AttemptFailed(Exception):
-    """A worker could not serve the attempt; another may."""
-
-    def __init__(self, error: BatonError, incarnation: str) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.incarnation = incarnation
-
-
-@contextmanager
-def _blaming(worker: WorkerAddress) -> Iterator[None]:
-    """What a worker cannot do now becomes `_AttemptFailed`, which names the worker."""
-    try:
-        yield
-    except NoCapacity as error:
-        raise _AttemptFailed(error, worker.incarnation) from error

@@ -5,7 +5,8 @@
 
 The gateway measures the left sides and its own stages on its own clock; workers report durations of theirs. Handoff is the gateway's too:
 until the first token is written to its reader and a decode worker asked. What is not explained (hops between processes) is reported, as
-is time lost to failed attempts and to decode workers that declined.
+is time lost to failed attempts and to decode workers that declined. What is lost after the first token is in `recompute_s`, from a
+worker's failure to the next token; until the second token it is also part of the handoff.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Timeline:
         self._attempt_s = time.monotonic()
         self._gateway_s = self._attempt_s - started_s
         self._failed_attempts_s = 0.0
+        self._recompute_s = 0.0
+        self._failed_s: float | None = None  # after the first token, until the next one comes
         self._queue_s = 0.0
         self._router_queue_s = 0.0
         self._prefill_wait_s = 0.0
@@ -33,6 +36,7 @@ class Timeline:
         self._transfer_s = 0.0
         self._decode_wait_s = 0.0
         self._handoff_s = 0.0
+        self._handoff_from_s: float | None = None
         self._declined_s = 0.0
         self._first_step_s = 0.0
         self._decode_asked_s: float | None = None
@@ -43,40 +47,54 @@ class Timeline:
     def attempt_failed(self) -> None:
         """The next attempt starts now."""
         now_s = time.monotonic()
-        self._failed_attempts_s += now_s - self._attempt_s
+        if self._first_token_s is None:
+            self._failed_attempts_s += now_s - self._attempt_s
+        else:
+            self._failed_s = now_s if self._failed_s is None else self._failed_s
+            self._decode_asked_s = None
+            self._hand_over(now_s)
         self._attempt_s = now_s
 
     def placed(self, router_queue_s: float) -> None:
         """The router answered; `router_queue_s` is its own account of the wait."""
-        self._queue_s = time.monotonic() - self._attempt_s
-        self._router_queue_s = router_queue_s
+        if self._first_token_s is None:
+            self._queue_s = time.monotonic() - self._attempt_s
+            self._router_queue_s = router_queue_s
 
     def prefilled(self, wait_s: float, prefill_s: float) -> None:
         """A worker's account of the prompt."""
-        self._prefill_wait_s = wait_s
-        self._prefill_s = prefill_s
+        if self._first_token_s is None:
+            self._prefill_wait_s = wait_s
+            self._prefill_s = prefill_s
+        else:
+            self._hand_over(time.monotonic())
 
     def decode_asked(self) -> None:
         """A decode worker is asked; again after a refusal."""
         now_s = time.monotonic()
-        if self._decode_asked_s is not None:
+        if self._decode_asked_s is None:
+            self._hand_over(now_s)
+        elif self._second_token_s is None:
             self._declined_s += now_s - self._decode_asked_s
-        elif self._first_token_s is not None:
-            self._handoff_s = now_s - self._first_token_s
         self._decode_asked_s = now_s
 
     def kv_taken(self, event: pb.KVTaken) -> None:
         """The KV is at the decode worker."""
-        self._transfer_s = event.transfer_s
-        self._decode_wait_s = event.wait_s
+        if self._second_token_s is None:
+            self._transfer_s = event.transfer_s
+            self._decode_wait_s = event.wait_s
 
     def tokens(self, num_tokens: int, decode_wait_s: float = 0.0, step_s: float = 0.0) -> None:
         """Tokens arrived; the durations are the decode worker's, with its first ones after the KV."""
         now_s = time.monotonic()
-        self._decode_wait_s += decode_wait_s
-        self._first_step_s += step_s
+        if self._second_token_s is None:
+            self._decode_wait_s += decode_wait_s
+            self._first_step_s += step_s
+        if self._failed_s is not None:
+            self._recompute_s += now_s - self._failed_s
+            self._failed_s = None
         if self._first_token_s is None:
-            self._first_token_s = self._last_token_s = now_s
+            self._first_token_s = self._last_token_s = self._handoff_from_s = now_s
             self._metrics.ttft.observe(now_s - self._started_s)
             num_tokens -= 1
         elif self._second_token_s is None:
@@ -92,11 +110,21 @@ class Timeline:
             self._metrics.e2e.observe(self._last_token_s - self._started_s)
         self._metrics.observe_stages(self.timings())
 
+    def _hand_over(self, now_s: float) -> None:
+        """Between the first two tokens: all since the last call, or the first token, is the handoff's; what is known of stages is of a
+        failed attempt, or still to come."""
+        if self._handoff_from_s is None or self._second_token_s is not None:
+            return
+        self._handoff_s += now_s - self._handoff_from_s
+        self._handoff_from_s = now_s
+        self._declined_s = self._transfer_s = self._decode_wait_s = self._first_step_s = 0.0
+
     def timings(self) -> StageTimings:
         """The stages so far; `extra` holds the measured sums, what they leave unexplained, and losses."""
         extra = {
             "router_queue_s": self._router_queue_s,
             "failed_attempts_s": self._failed_attempts_s,
+            "recompute_s": self._recompute_s,
             "handoff_s": self._handoff_s,
             "declined_s": self._declined_s,
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -199,6 +199,14 @@ def test_handed_over_to_another_engine(domain: str, alone: list[Outcome]) -> Non
     for engine in (prefill, decode):
         engine.check_integrity()
         assert engine.load().num_blocks_owned == engine.load().num_blocks_leased == 0
+
+
+@pytest.mark.parametrize("num_generated", [1, 7, MAX_TOKENS - 1])
+def test_resumed_after_what_an_earlier_attempt_generated(domain: str, alone: list[Outcome], num_generated: int) -> None:
+    earlier = [tuple(each.tokens[:num_generated]) for each in alone]
+    requests = [replace(request, generated_token_ids=ids) for request, ids in zip(make_requests(), earlier, strict=True)]
+    rest = [Outcome(each.tokens[num_generated:], each.logprobs[num_generated:], each.top_logprobs[num_generated:]) for each in alone]
+    assert outcomes(make_engine(domain, max_num_batched_tokens=24), requests) == rest
 
 
 def test_float32_makes_equal_tokens() -> None:

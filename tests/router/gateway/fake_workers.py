@@ -213,7 +213,9 @@ class _Decode(worker_pb2_grpc.DecodeServicer):
         if act is Act.TAKEN_FAIL:
             raise NoCapacity("no")
         outputs, reason = _tokens(self._worker, request.request)
-        rest = outputs[1:] if request.ticket else outputs
+        num_out = max(len(request.request.generated_token_ids), 1 if request.ticket else 0)
+        assert [output.token_id for output in outputs[: len(request.request.generated_token_ids)]] == request.request.generated_token_ids
+        rest = outputs[num_out:]
         batches = [rest[start : start + self._worker.batch] for start in range(0, len(rest), self._worker.batch)]
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1

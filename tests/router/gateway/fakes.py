@@ -101,16 +101,20 @@ class FakeCluster:
         counts = itertools.count()
         for worker in self.workers:
             await worker.start(f"{worker.role}-{next(counts)}")
+        self._report()  # a process's first takes long, and no request shall wait for it
         self._pulse = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
         """Reports and time, as the real ones come."""
         while True:
-            for worker in self.workers:
-                if worker.is_up:
-                    self.router.report(wire.decode(WorkerLoad, wire.encode(worker.load())))
+            self._report()
             self.router.sweep()
             await asyncio.sleep(0.02)
+
+    def _report(self) -> None:
+        for worker in self.workers:
+            if worker.is_up:
+                self.router.report(wire.decode(WorkerLoad, wire.encode(worker.load())))
 
     async def close(self) -> None:
         await self.gateway.close()

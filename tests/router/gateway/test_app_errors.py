@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import httpx2
 import pytest
 
 from cluster.config import GatewayConfig, RouterConfig
@@ -97,7 +98,8 @@ async def test_the_configured_deadline_holds_without_a_header(tokenizer: Tokeniz
 
 @pytest.mark.parametrize("act", [Act.SOME_FAIL, Act.TAKEN_FAIL, Act.SOME_END, Act.ABORT])
 async def test_a_failure_after_the_first_byte_is_an_event_without_fake_finish(tokenizer: Tokenizer, act: Act) -> None:
-    async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
+    gateway = GatewayConfig(failure_policy="fail")
+    async with fake_cluster(tokenizer, gateway=gateway) as cluster, http_client(cluster) as client:
         cluster.decode.acts.append(act)
         response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
         assert response.status_code == 200
@@ -111,14 +113,26 @@ async def test_a_failure_after_the_first_byte_is_an_event_without_fake_finish(to
         assert whole.status_code in (500, 503), "not streamed, it is a status"
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("index", "act"), [(0, Act.FIRST_FAIL), (1, Act.TICKET_STALE), (1, Act.TAKEN_FAIL), (1, Act.SOME_FAIL)])
-async def test_a_failure_before_the_first_byte_of_a_whole_answer_is_not_seen(tokenizer: Tokenizer, index: int, act: Act) -> None:
+async def test_a_workers_failure_is_not_seen(tokenizer: Tokenizer, index: int, act: Act, stream: bool) -> None:
+    body = {**CHAT, "stream": stream, "stream_options": {"include_usage": True}} if stream else CHAT
     async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
-        expected = (await client.post("/v1/chat/completions", json=CHAT)).json()
+        expected, again = [await client.post("/v1/chat/completions", json=body) for _ in range(2)]
+        assert _told(expected, stream) == _told(again, stream)
         cluster.workers[index].acts.append(act)
-        answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
-        assert (answer["choices"], answer["usage"]) == (expected["choices"], expected["usage"])
-        assert cluster.outcomes() == {"length": 2}
+        assert _told(await client.post("/v1/chat/completions", json=body), stream) == _told(expected, stream)
+        assert cluster.outcomes() == {"length": 3}
+
+
+def _told(response: httpx2.Response, stream: bool) -> tuple[Any, ...]:
+    """Text, finish reason and usage."""
+    if not stream:
+        answer = response.json()
+        return answer["choices"], answer["usage"]
+    *events, done = events_of(response.text)
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"] if choice["finish_reason"]]
+    return chat_text(events), reasons, events[-1]["usage"], done
 
 
 async def test_no_capacity_may_be_tried_again(tokenizer: Tokenizer) -> None:

@@ -49,6 +49,7 @@ def test_what_no_stage_explains_is_left_of_both_sums(at: Callable[[float], None]
     assert found.extra == {
         "router_queue_s": 1.25,
         "failed_attempts_s": 0.0,
+        "recompute_s": 0.0,
         "handoff_s": 1.0,
         "declined_s": 1.0,
         "ttft_s": 6.5,
@@ -71,3 +72,51 @@ def test_where_one_worker_does_both_there_is_no_handoff(at: Callable[[float], No
     found = timeline.timings().extra
     assert found["handoff_s"] == 0.0
     assert (found["ttft_unexplained_s"], found["second_token_unexplained_s"]) == (0.5, 0.25)
+
+
+def test_an_attempt_lost_between_the_first_two_tokens_is_part_of_the_handoff(at: Callable[[float], None]) -> None:
+    timeline = Timeline(START_S, GatewayMetrics(CollectorRegistry()))
+    timeline.placed(router_queue_s=0.0)
+    timeline.prefilled(wait_s=0.0, prefill_s=1.0)
+    at(1.0)
+    timeline.tokens(1)
+    at(1.5)
+    timeline.decode_asked()
+    timeline.kv_taken(pb.KVTaken(wait_s=0.5, transfer_s=0.5))
+    at(4.0)
+    timeline.attempt_failed()
+    at(5.0)
+    timeline.placed(router_queue_s=1.0)
+    at(7.0)
+    timeline.prefilled(wait_s=1.0, prefill_s=1.0)
+    at(7.5)
+    timeline.decode_asked()
+    timeline.kv_taken(pb.KVTaken(wait_s=0.25, transfer_s=0.5))
+    at(9.0)
+    timeline.tokens(1, decode_wait_s=0.25, step_s=0.25)
+    found = timeline.timings()
+    assert (found.queue_s, found.prefill_wait_s, found.prefill_s) == (0.0, 0.0, 1.0), "of the attempt that gave the first token"
+    assert (found.transfer_s, found.decode_wait_s, found.first_step_s) == (0.5, 0.5, 0.25)
+    extra = found.extra
+    assert (extra["failed_attempts_s"], extra["recompute_s"], extra["handoff_s"]) == (0.0, 5.0, 6.5)
+    assert (extra["ttft_unexplained_s"], extra["second_token_unexplained_s"]) == (0.0, 0.25)
+
+
+def test_an_attempt_lost_later_changes_no_stage(at: Callable[[float], None]) -> None:
+    timeline = Timeline(START_S, GatewayMetrics(CollectorRegistry()))
+    timeline.prefilled(wait_s=0.0, prefill_s=0.0)
+    timeline.tokens(1)
+    at(1.0)
+    timeline.tokens(1, step_s=1.0)
+    before = timeline.timings()
+    at(2.0)
+    timeline.attempt_failed()
+    timeline.prefilled(wait_s=9.0, prefill_s=9.0)
+    timeline.decode_asked()
+    timeline.kv_taken(pb.KVTaken(wait_s=9.0, transfer_s=9.0))
+    at(5.0)
+    timeline.tokens(1, decode_wait_s=9.0, step_s=9.0)
+    after = timeline.timings()
+    assert after.extra.pop("recompute_s") == 3.0 and before.extra.pop("recompute_s") == 0.0
+    assert after.extra.pop("e2e_s") == 5.0 and before.extra.pop("e2e_s") == 1.0
+    assert after == before
