@@ -2,6 +2,7 @@
 
 python -m benchmarks.soak                                              starts a Baton, half an hour at 60 % of its capacity
 python -m benchmarks.soak --duration 300 --warm-up 60 --rate 2 --plot soak.png
+python -m benchmarks.soak --idle 600                                   and what grows in ten minutes without requests after it
 python -m benchmarks.soak --url http://127.0.0.1:8000 --pid PID --grpc-target 127.0.0.1:9000
 
 Exit codes: 0 every process is flat, no request failed and the books balance in the end; 1 not so; 2 the options are wrong;

@@ -31,6 +31,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--duration", type=positive, default=1800.0, metavar="S", help="of the load (default: %(default)s)")
     group.add_argument("--warm-up", type=positive, default=300.0, metavar="S", help="of it, not judged (default: %(default)s)")
+    group.add_argument("--idle", type=positive, metavar="S", help="after the load, without requests: what grows by time alone")
     group.add_argument("--rate", type=positive, metavar="R", help="requests/s on average, Poisson")
     group.add_argument(
         "--load-share", type=share, default=0.6, help="without --rate: of the capacity, measured first (default: %(default)s)"

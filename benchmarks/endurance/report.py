@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from benchmarks.endurance.session import Soaked
-from benchmarks.endurance.verdict import MIB, Growth, ProcessGrowth, is_overloaded
+from benchmarks.endurance.verdict import MIB, Growth, ProcessGrowth, growths_of, is_overloaded
 from benchmarks.report import table
 
-_HEADER: Final = ("process", "RSS (MiB)", "anonymous (MiB)", "MiB/h", "shmem (MiB)", "open files", "files/h", "threads", "verdict")
+_HEADER: Final = (
+    "process", "RSS (MiB)", "anonymous (MiB)", "MiB/h", "idle MiB/h", "shmem (MiB)", "open files", "files/h", "threads", "verdict"
+)  # fmt: skip
 _HOUR_S: Final = 3600
 
 
 def print_figures(soaked: Soaked, growths: list[ProcessGrowth], problems: list[str]) -> None:
     """The table first, and what is wrong last."""
-    print(table(_HEADER, [_row(growth) for growth in growths if growth.columns]))
+    idle = {growth.name: growth for growth in growths_of(soaked.idle, 0.0)}
+    print(table(_HEADER, [_row(growth, idle.get(growth.name)) for growth in growths if growth.columns]))
     counts = soaked.counts
     print(
         f"{counts.num_sent} requests in {soaked.duration_s:.0f} s: {counts.num_answered} answered, {counts.cancelled.total()} cancelled "
@@ -51,16 +54,18 @@ def as_json(soaked: Soaked, growths: list[ProcessGrowth], problems: list[str]) -
         "books_left": soaked.left,
         "problems": problems,
         "processes": [growth.as_json() for growth in growths],
+        "idle": [growth.as_json() for growth in growths_of(soaked.idle, 0.0)],
     }
 
 
-def _row(growth: ProcessGrowth) -> tuple[str, ...]:
+def _row(growth: ProcessGrowth, idle: ProcessGrowth | None) -> tuple[str, ...]:
     columns = growth.columns
     return (
         growth.name,
         _range(columns["rss_bytes"], MIB),
         _range(columns["anonymous_bytes"], MIB),
         _slope(columns["anonymous_bytes"], MIB),
+        _slope(idle.columns["anonymous_bytes"], MIB) if idle and idle.columns else "",
         _range(columns["shmem_bytes"], MIB),
         _range(columns["num_open_files"]),
         _slope(columns["num_open_files"]),

@@ -36,6 +36,7 @@ class Soaked:
     histories: list[History]
     num_running: Columns  # requests, over time
     left: list[str]  # what the doctor finds in the end
+    idle: list[History]  # without requests, after that; empty unless asked for
     interrupted: bool
 
 
@@ -46,7 +47,7 @@ class SoakSession:
         self._target, self._options = target, options
         own = process_id(os.getpid())
         assert own is not None
-        self._sampler = Sampler(target.root, (own,))
+        self._sampler, self._idle_sampler = (Sampler(target.root, (own,)) for _ in range(2))
         self._num_running = Columns("num_running")
         self._traffic = Traffic(
             options.input_tokens, options.output_tokens, options.vocab_size, options.cancel_share, grpc=target.grpc_target is not None
@@ -74,7 +75,20 @@ class SoakSession:
                     interrupted = True
             duration_s = clock.now_s()
         left = await await_balance(self._target.url)
-        return Soaked(rate, capacity, duration_s, load.counts, self._sampler.histories, self._num_running, left, interrupted)
+        try:
+            if options.idle and not interrupted:
+                await self._idle(options.idle)
+        except asyncio.CancelledError:
+            interrupted = True
+        histories, idle = self._sampler.histories, self._idle_sampler.histories
+        return Soaked(rate, capacity, duration_s, load.counts, histories, self._num_running, left, idle, interrupted)
+
+    async def _idle(self, duration_s: float) -> None:
+        """The control: what grows now grows by time, not by requests."""
+        progress(f"idle for {duration_s:.0f} s")
+        clock = Clock()
+        async with _every(self._options.sample_interval, lambda: self._idle_sampler.sample(clock.now_s())):
+            await asyncio.sleep(duration_s)
 
     def _sample(self, time_s: float, counts: Counts) -> None:
         self._num_running.add(time_s, counts.num_running)
