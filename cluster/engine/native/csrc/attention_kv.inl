@@ -59,7 +59,7 @@ struct Bf16 : Bf16Words {
 
   static void prepare_query(const float* query, int head_dim, float scale, Workspace& w, int row) {
     auto* factors = reinterpret_cast<Factor*>(w.queries + row * (head_dim / kDimsPerWord * kKeyParts));
-    for (int dim = 0; dim < head_dim; dim += kLanes) store_factors(factors + dim, load(query + dim));
+    for (int dim = 0; dim < head_dim; dim += kLanes) store_query(factors + dim, load(query + dim));
     w.query_scales[row] = scale;
   }
 

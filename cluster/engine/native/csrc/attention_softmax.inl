@@ -8,14 +8,14 @@ static void hide_scores(const Tile& tile, int from, int to, float* scores) {
   }
 }
 
-// The weights of bf16 values are of their words' factors. Returns their sum.
+// The weights of bf16 values are stored as what multiplies their words. Returns their sum.
 static Floats make_weights(Bf16, const Tile& tile, Workspace& w, int r, Floats maximum) {
   Bf16::Factor* weights = Bf16::weights(w, r);
   Floats sum = set1(0.0f);
   for (int token = tile.from / kLanes * kLanes; token < tile.to; token += kLanes) {
     const Floats weight = exp2(sub(load(w.scores[r] + token), maximum));
     sum = add(sum, weight);
-    Bf16::store_factors(weights + token, weight);
+    Bf16::store_weights(weights + token, weight);
   }
   return sum;
 }

@@ -6,7 +6,8 @@ struct Bf16Words {
   using Factor = uint16_t;  // an element of a query, or a weight
   static constexpr int kParts = 1;  // of a word, multiplied one after the other
 
-  [[gnu::always_inline]] static inline void store_factors(Factor* p, Floats x) { store_bf16(p, x); }
+  [[gnu::always_inline]] static inline void store_query(Factor* p, Floats x) { store_bf16(p, x); }
+  [[gnu::always_inline]] static inline void store_weights(Factor* p, Floats x) { store_bf16(p, x); }
   template <class Workspace>
   [[gnu::always_inline]] static inline Factor* weights(Workspace& w, int r) {
     return w.weights[r];

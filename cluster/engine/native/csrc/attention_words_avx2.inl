@@ -1,13 +1,18 @@
 // The words of attention_words.inl where no instruction takes them as they are: each is multiplied in two parts, which its loads are
 // split into once for all rows; queries and weights are stored split. Include inside a namespace of the ISA, after the vector operations.
 
-// A part is one of the two numbers, as float32; so are queries and weights, which need no rounding then.
+// A part is one of the two numbers, as float32. So are queries, rounded to bfloat16 as everywhere, and weights, which need no rounding.
 struct Bf16Words {
   using Operand = Floats;
   using Factor = float;
   static constexpr int kParts = 2;
 
-  [[gnu::always_inline]] static inline void store_factors(Factor* p, Floats x) { store(p, x); }
+  [[gnu::always_inline]] static inline void store_query(Factor* p, Floats x) {
+    uint16_t rounded[kLanes];
+    store_bf16(rounded, x);
+    store(p, low_bf16(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rounded)))));
+  }
+  [[gnu::always_inline]] static inline void store_weights(Factor* p, Floats x) { store(p, x); }
   // They take the place of the scores.
   template <class Workspace>
   [[gnu::always_inline]] static inline Factor* weights(Workspace& w, int r) {
