@@ -73,8 +73,8 @@ class NixlPlane(DataPlane):
             pool = wire.decode(NixlPool, peer.planes[self.name])
         except wire.WireError as error:
             raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
-        if pool.block_bytes != self._pool.shape[1]:
-            raise TicketMismatch(f"blocks of {pool.block_bytes} bytes, ours have {self._pool.shape[1]}", param="layout")
+        if pool.block_bytes != peer.layout.block_bytes:
+            raise TicketMismatch(f"blocks of {pool.block_bytes} bytes, its layout has {peer.layout.block_bytes}", param="layout")
         if pool.agent != _agent_name(peer.incarnation):
             raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
         async with self._making:

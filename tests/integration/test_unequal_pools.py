@@ -12,8 +12,9 @@ from cluster.errors import TicketMismatch
 from cluster.types import Request
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.harness import PLANES, Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
+from tests.harness import Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.integration.test_pair import SAMPLINGS, assert_same_output
+from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import tiny_model
 
 SIZES = (16, 32, 64)
