@@ -89,7 +89,8 @@ def test_kv_goes_to_as_many_bits_or_fewer(source: KVLayout, destination: KVLayou
 @pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim"])
 def test_another_model_is_refused_by_the_field(name: str) -> None:
     """`head_dim` too where the bytes of a block are as many."""
-    for other in (dataclasses.replace(ROWS, **{name: 32}), dataclasses.replace(VNNI, **{name: 32, "block_size": 8})):
+    changes: dict[str, Any] = {name: 32}
+    for other in (dataclasses.replace(ROWS, **changes), dataclasses.replace(VNNI, block_size=8, **changes)):
         reason = why_no_handover(ROWS, other)
         assert reason is not None and reason.startswith(f"{name}: ")
 

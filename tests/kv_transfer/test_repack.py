@@ -47,7 +47,7 @@ def scale_address(layout: KVLayout, row: tuple[int, int, int], token: int) -> in
 
 def bf16_bits(x: np.float32) -> int:
     """To nearest, ties to even, by trying the two neighbours."""
-    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    bits = int.from_bytes(struct.pack("<f", x), "little")
     below = bits >> 16
     rest = bits & 0xFFFF
     return below + (rest > 0x8000 or (rest == 0x8000 and below % 2 == 1))
