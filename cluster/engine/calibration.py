@@ -19,7 +19,7 @@ from cluster.engine.smoothing import LayerFactors, Smoothing
 from cluster.engine.weights import Weights, get_shaped, lm_head_name, open_weights
 from cluster.model_config import ModelConfig
 
-_ALPHAS: Final = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the outliers that go from activations into weights
+_ALPHAS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the outliers that go from activations into weights
 _NUM_TOKENS: Final = 128  # of the text, about, and
 _NUM_ROWS: Final = 256  # of a weight, which candidates are compared on
 _FIRST_TOKEN: Final = 0.1  # share of its error beside the mean of all: attention rests on it, and its activations are unlike any others
@@ -133,14 +133,14 @@ def _factors(x: Tensor, weight: Tensor, shared: Tensor | None = None) -> Tensor:
 
     Args:
         x: float64 `[num_tokens, in_features]`.
-        weight: float64 `[out_features, in_features]`.
+        weight: of any float dtype, `[out_features, in_features]`.
         shared: int64 `[in_features]`, which factor a channel has; None: one of its own.
 
     Returns:
         float32 `[number of factors]`.
     """
     index = torch.arange(x.shape[1]) if shared is None else shared
-    sample, rows = _sampled(x, _NUM_TOKENS), _sampled(weight, _NUM_ROWS)
+    sample, rows = _sampled(x, _NUM_TOKENS), _sampled(weight, _NUM_ROWS).double()
     exact = sample @ rows.t()
     sizes = exact.square().sum(1).clamp_min(1e-30)
 
@@ -149,7 +149,7 @@ def _factors(x: Tensor, weight: Tensor, shared: Tensor | None = None) -> Tensor:
         by_token = (_to_int8(sample / scales) @ _to_int8(rows * scales).t() - exact).square().sum(1) / sizes
         return float(by_token.mean() + _FIRST_TOKEN * by_token[0])
 
-    by_weight = _log2_largest(weight.abs().amax(0), index)
+    by_weight = _log2_largest(weight.abs().amax(0).double(), index)
     by_input = [_log2_largest(size, index) for size in (x.abs().amax(0), x.square().mean(0).sqrt())]
     candidates = [_rounded(alpha * size - (1 - alpha) * by_weight) for size in by_input for alpha in _ALPHAS]
     return min(candidates, key=error).float()

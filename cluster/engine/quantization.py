@@ -2,7 +2,8 @@
 
 float32   the oracle
 bf16      weights and activations rounded to bfloat16, sums in float32
-int8      W8A8: weights with one scale an output channel, activations with one scale a token; `smoothing.py` moves outliers between them
+int8      W8A8: weights with one scale an output channel, activations with one scale a token; `smoothing.py` moves outliers between them;
+          on native kernels the projection to the vocabulary has groups of 32 on both sides
 int4      W4A8, weights of 4 bits and activations of 8 in groups of 32, on native kernels; here the weights are expanded to bfloat16
 """
 

@@ -50,7 +50,7 @@ def candidates(x: Tensor, weight: Tensor, config: ModelConfig, *, by_kv_head: bo
         parts = [size, largest]
         if by_kv_head:
             parts = [part.view(config.num_kv_heads, -1, config.head_dim).amax(1).flatten() for part in parts]
-        for alpha in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+        for alpha in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
             factors = parts[0] ** alpha / parts[1] ** (1 - alpha)
             found.append(factors / factors.log().mean().exp())
     return found

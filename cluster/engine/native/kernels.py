@@ -105,7 +105,8 @@ def _int8_groups(weight: FusedWeight, bias: Tensor | None) -> NativeLinear:
 
 
 _LINEARS: Final[Mapping[str, _Make]] = {"bf16": _bf16, "int8": _int8, "int4": _int4}
-_LM_HEADS: Final[Mapping[str, _Make]] = {**_LINEARS, "int4": _int8_groups}  # 4 bits there cost more quality than they save time
+# 4 bits there, or one scale for a whole row of activations, cost more quality than they save time.
+_LM_HEADS: Final[Mapping[str, _Make]] = {**_LINEARS, "int8": _int8_groups, "int4": _int8_groups}
 
 
 def _maker(makers: Mapping[str, _Make], scheme: str) -> _Make:
