@@ -114,7 +114,7 @@ class _LayerRun:
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[num_tokens, num_heads * head_dim]` → `[num_heads, num_tokens, head_dim]`."""
-        return x.unflatten(1, (-1, self._config.head_dim)).transpose(0, 1)
+        return torch.unflatten(x, 1, (-1, self._config.head_dim)).transpose(0, 1)
 
     def _rotate(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)

@@ -17,9 +17,9 @@ PROMPT = tuple(range(10, 21))
 NUM_TOKENS = 14
 
 
-def make(name: str = "r", **sampling: object) -> tuple[Request, list[int]]:
+def make(name: str = "r") -> tuple[Request, list[int]]:
     """A request, and all that it makes."""
-    request = make_request(name, PROMPT, NUM_TOKENS, ignore_eos=True, **sampling)
+    request = make_request(name, PROMPT, NUM_TOKENS, ignore_eos=True)
     return request, generate_alone(request, 120)[0]
 
 

@@ -92,9 +92,9 @@ def of_levels(name: str, levels: Tensor) -> NativeLinear:
     if name == "W8A8":
         return W8A8Linear.from_levels(levels.to(torch.int8), ones[:, 0].contiguous())
     if name == "W8G32":
-        return W8G32Linear(packing.pack_w8g32(levels.to(torch.int8), ones.half()), *levels.shape, None)
+        return W8G32Linear(packing.pack_w8g32(levels.to(torch.int8), ones.half()), levels.shape[0], levels.shape[1], None)
     low, high = levels.to(torch.uint8).chunk(2, dim=1)
-    return W4A8Linear(packing.pack_w4a8(low | high << 4, ones.half(), 0 * ones.half()), *levels.shape, None)
+    return W4A8Linear(packing.pack_w4a8(low | high << 4, ones.half(), 0 * ones.half()), levels.shape[0], levels.shape[1], None)
 
 
 @pytest.mark.parametrize("name", ["W8A8", "W8G32", "W4A8"])
