@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.operations import make_operations, quantize_rows
+from cluster.engine.operations.cpu import has_byte_products
 from cluster.engine.quantization import make_scheme, quantize_channels
 from cluster.errors import ConfigError
 from cluster.types import TokenOutput
@@ -33,6 +34,20 @@ def test_linear(scheme: str, tolerance: float, num_rows: int) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * 10)
 
 
+@pytest.mark.parametrize("has_vnni", [True, False])
+def test_int8_products_do_not_saturate(monkeypatch: pytest.MonkeyPatch, has_vnni: bool) -> None:
+    """The greatest levels on both sides. A CPU with VNNI passes in both ways, one without in the second."""
+    if has_vnni and not has_byte_products():
+        pytest.skip("this CPU has no VNNI")
+    monkeypatch.setattr("cluster.engine.operations.cpu.has_byte_products", lambda: has_vnni)
+    weight = torch.full((32, 128), 1.0)
+    weight[1::2] = -1.0
+    x = torch.ones(20, 128)
+    x[::3] = -1.0
+    linear, exact = make_scheme("int8").make_linear(weight, None, TORCH), x @ weight.t()
+    torch.testing.assert_close(linear(x), exact, rtol=1e-6, atol=0)
+
+
 def test_int8_linear_is_near_the_float_one() -> None:
     weight, x = random(200, 512), random(40, 512, seed=1)
     exact = x @ weight.t()
@@ -55,7 +70,7 @@ def test_int8_linears_need_few_kernels_whatever_the_number_of_rows(monkeypatch: 
     counts.clear()
     for num_rows in range(1, 513):
         assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
-    assert len(counts) == 512
+    assert len(counts) == 512 * (1 if has_byte_products() else 2)
     assert len(set(counts)) == 16 + 31
     assert all(filled < num_rows + 16 for num_rows, filled in enumerate(counts, start=1))
 

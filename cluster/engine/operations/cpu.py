@@ -2,7 +2,7 @@
 
 How each keeps a row's bits free of its neighbours (P0):
 
-    int8 linear   the sums are exact integers, whatever the kernel
+    int8 linear   the sums are exact integers, whatever the kernel; see `_Int8Linear`
     bf16 linear   oneDNN splits K by the number of rows, so it always gets tiles of exactly ROWS_PER_TILE rows
     attention     see `cpu_attention`
     elementwise   products, sums and `exp` have the same bits in vector bodies and scalar tails; torch's `silu` and `sigmoid` do not
@@ -94,10 +94,14 @@ class _Int8Linear:
 
     oneDNN compiles a kernel for each shape that it meets and keeps the last 1,024: with every number of rows a shape of its own that is
     half a GiB, and some milliseconds whenever a step has a number that is not kept. So rows are filled up to whole tiles.
+
+    Without VNNI it adds two products in 16 bits, which saturates for weights beyond 64 in magnitude (twice 255 by 64 is just below 2^15):
+    there a weight is the sum of two halves, and the exact product costs two of them.
     """
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        self._packed = torch.ops.onednn.qlinear_prepack(weight, [32, weight.shape[1]])
+        parts = [weight] if has_byte_products() else [weight >> 1, weight - (weight >> 1)]
+        self._packed = [torch.ops.onednn.qlinear_prepack(part, [32, weight.shape[1]]) for part in parts]
         self._scales = scales
         self._zero_points = torch.zeros_like(scales, dtype=torch.int32)
         self._bias = bias
@@ -106,8 +110,19 @@ class _Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
         levels, row_scales = quantize_rows(x, num_filled=-num_rows % ROWS_PER_INT8_TILE if num_rows > ROWS_PER_INT8_TILE else 0)
-        filled: Tensor = self._multiply(
-            levels, 1.0, 128, self._packed, self._scales, self._zero_points, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        filled = self._product(levels, self._packed[0])
+        for packed in self._packed[1:]:
+            filled.add_(self._product(levels, packed))
         y = filled[:num_rows].mul_(row_scales)
         return y if self._bias is None else y.add_(self._bias)
+
+    def _product(self, levels: Tensor, packed: Tensor) -> Tensor:
+        result: Tensor = self._multiply(
+            levels, 1.0, 128, packed, self._scales, self._zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return result
+
+
+def has_byte_products() -> bool:
+    """Whether this CPU sums products of bytes in 32 bits (VNNI)."""
+    return bool(torch.cpu._is_vnni_supported())
