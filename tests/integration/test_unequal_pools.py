@@ -18,7 +18,7 @@ from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import tiny_model
 
 SIZES = (16, 32, 64)
-PROMPT_LENGTHS = (1, 15, 16, 17, 32, 63, 64, 65, 128)
+PROMPT_LENGTHS = (1, 15, 16, 33, 64, 65, 128)
 SCHEMES: dict[str, dict[str, Any]] = {
     "float32": {"scheme": "float32", "kv_dtype": "float32"},
     "bf16": {"scheme": "bf16", "kv_dtype": "bf16"},
@@ -40,15 +40,16 @@ async def answers(workers: Workers, prefill: PrefillWorker, decode: DecodeWorker
     return await asyncio.gather(*(workers.client.disaggregated(prefill, decode, request) for request in asked))
 
 
-@pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("prefill_size", SIZES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("plane", "scheme"), [*((plane, "bf16") for plane in PLANES), ("in_process", "float32"), ("in_process", "int8+kv8")]
+)
 async def test_the_block_size_of_prefill_changes_nothing(plane: str, prefill_size: int, scheme: str) -> None:
     """Decode has blocks of 32: prefill's are the same, smaller or larger; one worker alone with decode's blocks is the oracle."""
     async with Workers(tiny_model("llama"), plane, pool(32, **SCHEMES[scheme]), SMALL_STAGING) as workers:
         prefill, decode = await workers.start_prefill(pool(prefill_size, **SCHEMES[scheme])), await workers.start_decode()
         alone = await workers.start_colocated()
-        for sampling in SAMPLINGS:
+        for sampling in SAMPLINGS[:2]:
             for _ in range(2):  # the second time with prefix hits on every worker, whose ends lie elsewhere
                 found = await answers(workers, prefill, decode, requests(sampling))
                 expected = [await workers.client.colocated(alone, request) for request in requests(sampling)]
