@@ -62,9 +62,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16 to int8": ({"scheme": "bf16", "kv_dtype": "bf16"}, {"scheme": "int8", "kv_dtype": "int8"}),
     "rows to vnni": ({"scheme": "bf16", "kv_dtype": "bf16", "kernels": "torch"}, {"scheme": "bf16", "kv_dtype": "bf16"}),
     "vnni to rows": ({"scheme": "bf16", "kv_dtype": "bf16"}, {"scheme": "bf16", "kv_dtype": "bf16", "kernels": "torch"}),
-    "float32 to bf16": ({"scheme": "float32", "kv_dtype": "float32"}, {"scheme": "bf16", "kv_dtype": "bf16"}),
-    "float32 to int8": ({"scheme": "float32", "kv_dtype": "float32"}, {"scheme": "int8", "kv_dtype": "int8"}),
-}
+}  # not from float32, whose last bits depend on the batch, so that what they are rounded to may differ by a level
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -84,6 +82,23 @@ async def test_an_unequal_pair_is_a_domain_of_its_own(pair: str, prefill_size: i
         for answer in found:
             assert [one.outputs for one in answer] == [one.outputs for one in found[0]]
         await check_books(prefill, decode, equal)
+
+
+@pytest.mark.parametrize(("decode_scheme", "tolerance"), [("bf16", 0.1), ("int8+kv8", 0.25)])
+async def test_float32_is_rounded_as_it_arrives(decode_scheme: str, tolerance: float) -> None:
+    """The first step over the received KV says what float32 says, but for the decode scheme's own rounding."""
+    sampling = {"temperature": 0.0, "num_logprobs": 5, "max_tokens": 2}
+    async with Workers(tiny_model("llama"), transfer=SMALL_STAGING) as workers:
+        prefill, alone = await workers.start_prefill(pool(16, **SCHEMES["float32"])), await workers.start_colocated()
+        decode = await workers.start_decode(pool(32, **SCHEMES[decode_scheme]))
+        found = await answers(workers, prefill, decode, requests(sampling))
+        for answer, request in zip(found, requests(sampling), strict=True):
+            exact = await workers.client.colocated(alone, request)
+            assert answer.token_ids[0] == exact.token_ids[0]
+            ours, theirs = (dict(one.outputs[1].top_logprobs) for one in (answer, exact))
+            common = ours.keys() & theirs.keys()
+            assert len(common) >= 3 and all(abs(ours[token] - theirs[token]) < tolerance for token in common)
+        await check_books(prefill, decode, alone)
 
 
 @pytest.mark.parametrize("prefill_size", SIZES)
