@@ -47,7 +47,12 @@ def main() -> None:
         raise SystemExit(f"{options.target}: the streams do not begin") from error
     print(found["process"])
     print(table(_HEADER, [*(_row(str(index), pair) for index, pair in enumerate(found["pairs"], 1)), _row("all", found)]))
+    print(f"slowest over fastest control: {_shown(found['control_spread'])}")
     publish("stops", found, RESULTS / "stops.jsonl")
+
+
+def _shown(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3f}"
 
 
 def _row(name: str, found: dict[str, Any]) -> list[str]:
@@ -56,7 +61,7 @@ def _row(name: str, found: dict[str, Any]) -> list[str]:
     if found["ratio"] is None:
         return [*start, *["-"] * 7]
     times = [f"{found[run][key] * 1000:.1f} ms" for run in ("stop", "control") for key in ("itl_p50_s", "itl_p99_s", "longest_gap_s")]
-    return [*start, f"{found['ratio']:.3f}", *times]
+    return [*start, _shown(found["ratio"]), *times]
 
 
 if __name__ == "__main__":

@@ -90,5 +90,11 @@ class Pair:
         )
 
 
+def control_spread(pairs: Sequence[Pair]) -> float | None:
+    """The slowest control's median over the fastest's: a ratio within it is the machine's own unrest. None of fewer than two controls."""
+    medians = [percentile(sample.control_itls_s, 0.5) for pair in pairs if (sample := pair.sample()).control_itls_s]
+    return round(max(medians) / min(medians), 3) if len(medians) > 1 else None
+
+
 def _by_position(gaps: Iterable[Gap]) -> dict[int, Gap]:
     return {position: gap for gap in gaps for position in gap.positions}

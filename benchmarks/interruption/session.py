@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.interruption.comparison import Pair, Sample
+from benchmarks.interruption.comparison import Pair, Sample, control_spread
 from benchmarks.interruption.load import Load, until_reached
 from benchmarks.interruption.memory_watch import MemoryWatch
 from benchmarks.interruption.stop import Stop
@@ -47,6 +47,7 @@ async def measure(target: str, pid: int, num_streams: int, schedule: Schedule) -
         "stop_s": schedule.stop_s,
         "streams": num_streams,
         **Sample.joined(pair.sample() for pair in pairs).figures(),
+        "control_spread": control_spread(pairs),
         "pairs": [pair.figures() for pair in pairs],
         "grown_bytes": memory.grown_bytes(),
         "processes_ended": memory.ended,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.interruption.comparison import Pair, Sample
+from benchmarks.interruption.comparison import Pair, Sample, control_spread
 from benchmarks.interruption.load import Load, until_reached
 from benchmarks.interruption.memory_watch import MemoryWatch
 from benchmarks.interruption.session import Schedule, measure
@@ -92,6 +92,12 @@ def test_pairs_are_joined_by_their_tokens() -> None:
     joined = Sample.joined([Sample((0.1, 0.1), (0.1, 0.1), 0.2, 0.1), Sample((0.1,), (0.3,), 0.1, 0.3)]).figures()
     assert (joined["tokens"], joined["ratio"], joined["ratio_p99"]) == (3, 1.0, 3.0)
     assert (joined["control"]["longest_gap_s"], joined["stop"]["longest_gap_s"]) == (0.2, 0.3)
+
+
+def test_controls_that_differ_tell_what_a_ratio_is_worth() -> None:
+    slow, fast = (Pair(STOP, [stream(*every(0.5, 0.0, 60.0))], [stream(*every(gap_s, 0.0, 60.0))]) for gap_s in (0.6, 0.5))
+    assert control_spread([slow, fast]) == 1.2
+    assert control_spread([slow]) is None
 
 
 def test_a_stream_that_is_answered_too_early_is_not_taken_for_a_stopped_one() -> None:
