@@ -63,9 +63,6 @@ class _LayerRun:
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim, torch.float64))
         self._cos, self._sin = angles.cos(), angles.sin()
         self._distances = positions[:, None] - positions
-        channels = torch.arange(config.num_kv_heads * config.head_dim).view(config.num_kv_heads, 1, config.head_dim)
-        # Of the attention's output: the query heads of a KV head get its values' factors.
-        self._kv_channels = channels.expand(-1, config.num_heads // config.num_kv_heads, -1).flatten()
 
     def __call__(self, hidden: Tensor, layer: int) -> LayerFactors:
         """Adds the layer's outputs to `hidden`, float64 `[num_tokens, hidden_size]`, in place."""
@@ -81,8 +78,7 @@ class _LayerRun:
         v_weight, v = self._linear(f"{attention}.v_proj", x, kv_size, has_bias=config.qkv_bias)
         qkv = _factors(x, torch.cat([q_weight, k_weight, v_weight]))
         x = self._attend(attention, q, k, v, config.sliding_windows[layer])
-        weight, y = self._linear(f"{attention}.o_proj", x, config.hidden_size, has_bias=config.output_bias)
-        values = _factors(x, weight, self._kv_channels)
+        _, y = self._linear(f"{attention}.o_proj", x, config.hidden_size, has_bias=config.output_bias)
         hidden += y
 
         x = _rms_norm(hidden, mlp_norm, config.rms_norm_eps)
@@ -92,7 +88,7 @@ class _LayerRun:
         x = F.silu(gate) * up
         weight, y = self._linear(f"{mlp}.down_proj", x, config.hidden_size, has_bias=config.mlp_bias)
         hidden += y
-        return LayerFactors(qkv, values, gate_up, _factors(x, weight))
+        return LayerFactors(qkv, gate_up, _factors(x, weight))
 
     def _get(self, name: str, *shape: int) -> Tensor:
         return get_shaped(self._weights, name, shape).double()
@@ -125,7 +121,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _factors(x: Tensor, weight: Tensor, shared: Tensor | None = None) -> Tensor:
+def _factors(x: Tensor, weight: Tensor) -> Tensor:
     """Those, of a few candidates, with which int8 comes nearest to the product; their geometric mean is about 1.
 
     SmoothQuant's own are max|x|^a / max|w|^(1 - a) of an input channel, with one a for all linears. Here each linear has the best of
@@ -134,23 +130,20 @@ def _factors(x: Tensor, weight: Tensor, shared: Tensor | None = None) -> Tensor:
     Args:
         x: float64 `[num_tokens, in_features]`.
         weight: of any float dtype, `[out_features, in_features]`.
-        shared: int64 `[in_features]`, which factor a channel has; None: one of its own.
 
     Returns:
-        float32 `[number of factors]`.
+        float32 `[in_features]`.
     """
-    index = torch.arange(x.shape[1]) if shared is None else shared
     sample, rows = _sampled(x, _NUM_TOKENS), _sampled(weight, _NUM_ROWS).double()
     exact = sample @ rows.t()
     sizes = exact.square().sum(1).clamp_min(1e-30)
 
     def error(factors: Tensor) -> float:
-        scales = factors[index]
-        by_token = (_to_int8(sample / scales) @ _to_int8(rows * scales).t() - exact).square().sum(1) / sizes
+        by_token = (_to_int8(sample / factors) @ _to_int8(rows * factors).t() - exact).square().sum(1) / sizes
         return float(by_token.mean() + _FIRST_TOKEN * by_token[0])
 
-    by_weight = _log2_largest(weight.abs().amax(0).double(), index)
-    by_input = [_log2_largest(size, index) for size in (x.abs().amax(0), x.square().mean(0).sqrt())]
+    by_weight = _log2(weight.abs().amax(0).double())
+    by_input = [_log2(size) for size in (x.abs().amax(0), x.square().mean(0).sqrt())]
     candidates = [_rounded(alpha * size - (1 - alpha) * by_weight) for size in by_input for alpha in _ALPHAS]
     return min(candidates, key=error).float()
 
@@ -165,10 +158,8 @@ def _to_int8(x: Tensor) -> Tensor:
     return (x / scales).round() * scales
 
 
-def _log2_largest(size: Tensor, index: Tensor) -> Tensor:
-    """Of the channels that share a factor."""
-    found = torch.zeros(int(index.max()) + 1, dtype=size.dtype).scatter_reduce(0, index, size, "amax")
-    return found.clamp_min(float(found.max()) * _SMALLEST).clamp_min(1e-30).log2()
+def _log2(size: Tensor) -> Tensor:
+    return size.clamp_min(float(size.max()) * _SMALLEST).clamp_min(1e-30).log2()
 
 
 def _rounded(log2_factors: Tensor) -> Tensor:

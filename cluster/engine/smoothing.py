@@ -5,10 +5,12 @@ more evenly. The division costs nothing at run time, because whatever makes the 
 
     input of      is divided in
     q, k, v       the norm before attention
-    output        the rows (and bias) of v, one factor a channel of a KV head: its query heads share it
     gate, up      the norm before the MLP
     down          the rows (and bias) of up
     lm_head       the last norm; tied or not, the embedding stays as it is
+
+The attention's output projection has no factors: they would be divided in v, and the KV that an int8 worker hands over would be another
+than what every other scheme computes and reads.
 
 The factors come from a calibration (`calibration.py`) that is done once and kept with the model, since they are part of its numbers:
 workers with other factors compute other tokens. `checkpoint_fingerprint` covers the file, so such workers refuse each other.
@@ -39,7 +41,6 @@ class LayerFactors:
     """Of one layer's inputs: float32 vectors."""
 
     qkv: Tensor  # [hidden_size]
-    values: Tensor  # [num_kv_heads * head_dim]: of the output projection's input
     gate_up: Tensor  # [hidden_size]
     down: Tensor  # [intermediate_size]
 
@@ -86,7 +87,6 @@ class Smoothing:
 def _sizes(config: ModelConfig) -> dict[str, int]:
     sizes = {
         "qkv": config.hidden_size,
-        "values": config.num_kv_heads * config.head_dim,
         "gate_up": config.hidden_size,
         "down": config.intermediate_size,
     }
@@ -139,7 +139,7 @@ class SmoothedWeights:
         self._unscaled_head = lm_head_name(weights, config)
         self._folds = {"model.norm.weight": _Fold(rows=smoothing.head), self.lm_head: _Fold(columns=smoothing.head)}
         for index, factors in enumerate(smoothing.layers):
-            self._folds |= _layer_folds(f"model.layers.{index}", factors, config)
+            self._folds |= _layer_folds(f"model.layers.{index}", factors)
 
     def has(self, name: str) -> bool:
         return name == self.lm_head or self._weights.has(name)
@@ -156,17 +156,13 @@ class SmoothedWeights:
         return None if name in self._folds else self._weights.blocks(name)
 
 
-def _layer_folds(prefix: str, factors: LayerFactors, config: ModelConfig) -> dict[str, _Fold]:
-    heads = factors.values.view(config.num_kv_heads, 1, config.head_dim)
-    attended = heads.expand(-1, config.num_heads // config.num_kv_heads, -1).reshape(-1)
+def _layer_folds(prefix: str, factors: LayerFactors) -> dict[str, _Fold]:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return {
         f"{prefix}.input_layernorm.weight": _Fold(rows=factors.qkv),
         f"{attention}.q_proj.weight": _Fold(columns=factors.qkv),
         f"{attention}.k_proj.weight": _Fold(columns=factors.qkv),
-        f"{attention}.v_proj.weight": _Fold(rows=factors.values, columns=factors.qkv),
-        f"{attention}.v_proj.bias": _Fold(rows=factors.values),
-        f"{attention}.o_proj.weight": _Fold(columns=attended),
+        f"{attention}.v_proj.weight": _Fold(columns=factors.qkv),
         f"{prefix}.post_attention_layernorm.weight": _Fold(rows=factors.gate_up),
         f"{mlp}.gate_proj.weight": _Fold(columns=factors.gate_up),
         f"{mlp}.up_proj.weight": _Fold(rows=factors.down, columns=factors.gate_up),

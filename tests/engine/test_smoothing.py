@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.engine.row_kv_cache import RowKVCache
 from cluster.engine.smoothing import LayerFactors, SmoothedWeights, Smoothing
 from cluster.engine.weights import open_weights
 from cluster.errors import ConfigError
@@ -26,12 +27,11 @@ PROMPT = tuple(torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().m
 def random_smoothing(family: str) -> Smoothing:
     """Factors between 1/8 and 8."""
     config, generator = ModelConfig.load(tiny_model(family)), torch.Generator().manual_seed(6)
-    kv_size = config.num_kv_heads * config.head_dim
 
     def factors(size: int) -> torch.Tensor:
         return torch.exp2(6 * torch.rand(size, generator=generator) - 3)
 
-    sizes = (config.hidden_size, kv_size, config.hidden_size, config.intermediate_size)
+    sizes = (config.hidden_size, config.hidden_size, config.intermediate_size)
     return Smoothing([LayerFactors(*map(factors, sizes)) for _ in range(config.num_layers)], factors(config.hidden_size))
 
 
@@ -81,6 +81,22 @@ def test_int8_computes_the_folded_model(family: str, kernels: str, tmp_path: Pat
     assert not torch.equal(smoothed, logits(tiny_model(family), "int8", kernels))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kv_is_what_other_schemes_compute(family: str, tmp_path: Path) -> None:
+    """Else a decode worker of another scheme would read it with an output projection that has no factors."""
+    folder = with_factors(family, random_smoothing(family), tmp_path / "smoothed")
+    contents = []
+    for scheme in ("bf16", "int8"):
+        drive = ModelDrive(folder, engine_config(scheme, kernels="reference"))
+        drive.logits([drive.sequence(PROMPT)], [len(PROMPT)])
+        assert isinstance(drive.cache, RowKVCache)
+        contents.append(torch.stack([drive.cache.layer_keys(0), drive.cache.layer_values(0)]).float())
+    bf16, int8 = contents
+    assert bf16.any()
+    errors = (int8 - bf16).flatten(1).norm(dim=1) / bf16.flatten(1).norm(dim=1)
+    assert float(errors.max()) < 0.1
+
+
 @pytest.mark.parametrize("scheme", ["bf16", "int4"])
 def test_other_schemes_stay_as_they_are(scheme: str, tmp_path: Path) -> None:
     folder = with_factors("llama", random_smoothing("llama"), tmp_path / "smoothed")
@@ -125,7 +141,9 @@ def test_a_truncated_file_is_refused_by_name(length: int, tmp_path: Path) -> Non
 
 
 def test_another_models_file_is_refused_by_name(tmp_path: Path) -> None:
-    assert "[64] for layers.0.values, the model wants" in refusal(with_factors("llama", random_smoothing("mistral"), tmp_path / "model"))
+    smoothing = random_smoothing("llama")
+    other = dataclasses.replace(smoothing, head=smoothing.head[:80])
+    assert "[80] for head, the model wants torch.float32 [96]" in refusal(with_factors("llama", other, tmp_path / "model"))
 
 
 def test_too_few_or_impossible_factors_are_refused_by_name(tmp_path: Path) -> None:
