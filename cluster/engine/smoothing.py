@@ -76,7 +76,7 @@ class Smoothing:
         except SafetensorError as error:
             raise _bad(path, f"is damaged ({error})") from error
         sizes = _sizes(config)
-        for name in (*sizes, *tensors):
+        for name in (*sizes, *sorted(tensors)):
             _check(path, name, tensors.get(name), sizes.get(name))
         layers = [
             LayerFactors(*(tensors[f"layers.{index}.{name}"] for name in LayerFactors.__slots__)) for index in range(config.num_layers)
