@@ -20,7 +20,7 @@ async def measure(fake: FakeOpenAI) -> tuple[str, list[dict[str, float]]]:
 
 
 async def test_all_at_once_and_each_run_with_other_prompts() -> None:
-    fake = FakeOpenAI(WARM_UP, WARM_UP, Script([(0.02, "ab"), (0.02, "cd")], usage=4))
+    fake = FakeOpenAI(WARM_UP, WARM_UP, Script([(0.5, "ab"), (0.02, "cd")], usage=4))
     model, runs = await measure(fake)
     assert model == "tiny"
     assert len(runs) == 2

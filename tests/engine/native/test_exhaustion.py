@@ -28,6 +28,9 @@ panels = torch.zeros(num_bytes + 64, dtype=torch.uint8)
 huge = Bf16Linear(panels[-panels.data_ptr() % 64 :][:num_bytes], 256, MANY, None)
 small = Bf16Linear.from_float(torch.randn(300, 64))
 x, long_x = torch.randn(3, 64), torch.zeros(1, MANY)
+many_x = torch.randn(512, 64)
+for _ in range(100):  # every thread gets its thread-local data while there is memory: without, glibc ends the process
+    apply(small, many_x)
 before_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 for _ in range(3):
     resource.setrlimit(resource.RLIMIT_AS, (before_bytes + 100 * MANY, resource.RLIM_INFINITY))
