@@ -147,6 +147,8 @@ def _compiler_version() -> str:
 
 
 def _import(library: Path) -> ModuleType:
+    import torch  # noqa: F401  # loads the libraries that this one is linked to
+
     spec = importlib.util.spec_from_file_location(_NAME, library)
     if spec is None or spec.loader is None:
         raise ImportError(f"{library} is no module")
