@@ -6,17 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from benchmarks.report import progress
 from cluster.errors import ConfigError
 from deploy.process_tree import ProcessId, await_end, descendants, process_id
 
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
+_START_TIMEOUT_S: Final = 300.0
 _END_TIMEOUT_S: Final = 60.0
 
 
@@ -72,13 +74,24 @@ def _await_serving(process: subprocess.Popen[str]) -> None:
     """Reads on until it serves. Nothing is read afterwards: it says a line when a replica comes or goes, and the pipe holds thousands."""
     assert process.stdout is not None
     said: list[str] = []
-    for line in process.stdout:
+    limit = threading.Timer(_START_TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    try:
+        served = _read_until_serving(process.stdout, said)
+    finally:
+        limit.cancel()
+    if not served:
+        raise StartFailed("".join(said).strip() or "it ended without a word")
+
+
+def _read_until_serving(output: IO[str], said: list[str]) -> bool:
+    for line in output:
         said.append(line)
         if line.startswith("==>"):
             progress(line.removeprefix("==>").strip())
         if line.startswith("Serving "):
-            return
-    raise StartFailed("".join(said).strip())
+            return True
+    return False
 
 
 def _end(process: subprocess.Popen[str]) -> None:
