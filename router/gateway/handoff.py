@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.errors import DeadlineExceeded, NoCapacity, TransferError, WrongIncarnation
+from cluster.errors import DeadlineExceeded, NoCapacity, StaleEpoch, TransferError, WrongIncarnation
 from cluster.pb import worker_pb2 as pb
 from cluster.types import Placement, Request, WorkerAddress
 from router.control.messages import Redirect
@@ -71,7 +71,8 @@ class Handoff:
             try:
                 placement = await legs.linked(self._redirect(redirect), prefill_end)
             except NoCapacity as error:
-                if prefill_end.done():
+                # A placement ends with any of its workers, also while it waits for the life that follows: that is no reason to give up.
+                if prefill_end.done() or isinstance(error, StaleEpoch):
                     raise AttemptFailed(error, prefill_worker) from error
                 raise
 

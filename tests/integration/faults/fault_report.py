@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from cluster.config import RouterConfig
 from tests.integration.faults.asking import Answer, Asking
 from tests.integration.faults.clients import Way
 from tests.integration.faults.fault_run import Fault, FaultRun
@@ -15,9 +16,9 @@ FAILS_WITHIN_S: Final = 10.0
 # A byte that was sent before the fault and read after it: a client that shares two cores with replicas that start again reads late.
 _ON_ITS_WAY_S: Final = 3.0
 
-# What a stream that has begun cannot outlive: the decode worker that runs it, the prefill worker while its KV is there, and whoever
-# carries it.
-_ENDS_STREAMS: Final = {"Decode", "Prefill", "Gateway", PROXY}
+# What a stream that has begun may end with: whoever carries it; and a worker, if no other takes its place in the time that requests wait
+# for one.
+_WAIT_S: Final = {"Gateway": 0.0, PROXY: 0.0, "Decode": RouterConfig().capacity_wait_s, "Prefill": RouterConfig().capacity_wait_s}
 
 
 class FaultReport:
@@ -53,13 +54,13 @@ class FaultReport:
         if blamed is None:
             return "no fault had the right to end it"
         assert asking.ended_s is not None
-        if asking.ended_s - blamed.until_s > FAILS_WITHIN_S:
+        if asking.ended_s - blamed.until_s > _WAIT_S[blamed.process.kind] + FAILS_WITHIN_S:
             return "it hung"
         return None if _is_honest(asking, blamed) else "not an error of the table"
 
     def _blamed(self, asking: Asking) -> Fault | None:
         """The last fault that found the stream begun, and may have ended it."""
-        found = [fault for fault in self._run.faults if fault.process.kind in _ENDS_STREAMS and _had_begun(asking, fault)]
+        found = [fault for fault in self._run.faults if fault.process.kind in _WAIT_S and _had_begun(asking, fault)]
         if asking.way is Way.GRPC:
             found = [fault for fault in found if fault.process.kind != PROXY]
         return max(found, key=lambda fault: fault.at_s, default=None)

@@ -34,6 +34,7 @@ def asking(way: Way, first_byte_s: float | None, ended_s: float, **end: Any) -> 
 FINE = [
     (asking(Way.WHOLE, 15.0, 15.0, answer=RIGHT), "Decode"),
     (asking(Way.STREAM, 5.0, 12.0, failure=EVENT), "Decode"),
+    (asking(Way.STREAM, 5.0, 45.0, failure=EVENT), "Decode"),  # it has waited for another
     (asking(Way.STREAM, 5.0, 10.1, failure=BROKEN), PROXY),
     (asking(Way.GRPC, 5.0, 12.0, failure=Failure("grpc", "UNAVAILABLE")), "Gateway"),
     (asking(Way.STREAM, 12.5, 12.6, failure=EVENT), "Decode"),  # its byte was on its way
@@ -46,7 +47,8 @@ WRONG = [
     (asking(Way.STREAM, 13.5, 14.0, failure=EVENT), "Decode", "no fault had the right"),
     (asking(Way.STREAM, 5.0, 12.0, failure=EVENT), "Router", "no fault had the right"),
     (asking(Way.GRPC, 5.0, 12.0, failure=Failure("grpc", "UNAVAILABLE")), PROXY, "no fault had the right"),
-    (asking(Way.STREAM, 5.0, 20.5, failure=EVENT), "Decode", "it hung"),
+    (asking(Way.STREAM, 5.0, 20.5, failure=EVENT), "Gateway", "it hung"),
+    (asking(Way.STREAM, 5.0, 50.5, failure=EVENT), "Decode", "it hung"),
     (asking(Way.STREAM, 5.0, 12.0, failure=BROKEN), "Decode", "not an error of the table"),
     (asking(Way.STREAM, 5.0, 12.0, failure=Failure("unfinished", "")), PROXY, "not an error of the table"),
     (asking(Way.STREAM, 5.0, 12.0, failure=Failure("hangs", "")), "Decode", "not an error of the table"),

@@ -52,8 +52,8 @@ async def test_one_kill_of_each_kind(served: Served) -> None:
 
 @pytest.mark.slow
 async def test_two_kills_of_each_kind(serve_url: str) -> None:
-    """Two processes of each kind but router and proxy. A kill of decode worker, gateway or proxy ends the streams that it carries, of
-    the four in flight about one; six such kills may cost six of the requests, and twelve is 2 %."""
+    """Two processes of each kind but router and proxy. A kill of a gateway or proxy ends the streams that it carries, of the four in flight
+    about one, and a worker's those that find no other in time; six such kills may cost six of the requests, and twelve is 2 %."""
     pool = {"kv_cache_bytes": "256MiB", "replicas": 2}
     with serving(serve_url, "kills", prefill=pool, decode=pool, gateway={"replicas": 2}) as served:
         await served.await_ready()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
+from cluster.config import RouterConfig
 from cluster.errors import BatonError, InternalError, NoCapacity, TransferError
 from cluster.types import FinishReason, WorkerRole
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act
+from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act, eventually
 from tests.router.gateway.fakes import COLOCATED, fake_cluster
 from tests.router.gateway.test_run import TWO_DECODES, TWO_PREFILLS, new_run, read
 
@@ -72,6 +74,16 @@ async def test_a_lease_that_is_lost_between_the_legs(tokenizer: Tokenizer) -> No
         cluster.decode.acts.extend([Act.DECLINE] * 20)  # nobody takes the KV before its lease is lost
         assert await read(new_run(cluster)) == WHOLE
         assert (len(first.requests), len(second.requests)) == (1, 1), "the worker that failed is left out"
+
+
+async def test_a_placement_that_ends_while_its_kv_waits_for_a_worker(tokenizer: Tokenizer) -> None:
+    """As when the decode worker that died reports as another life: all placements on the life before end."""
+    async with fake_cluster(tokenizer, router=RouterConfig(recovery_s=0.0, capacity_wait_s=5.0)) as cluster:
+        cluster.decode.acts.extend([Act.DECLINE] * 3)
+        task = asyncio.create_task(read(new_run(cluster)))
+        await eventually(lambda: len(cluster.decode.requests) == 2)
+        cluster.decode.address = replace(cluster.decode.address, incarnation="the next life")
+        assert await task == WHOLE
 
 
 async def test_tokens_in_between_are_progress(tokenizer: Tokenizer) -> None:
