@@ -16,7 +16,7 @@ from ray import serve
 
 from cluster.config import BatonConfig, PoolConfig, load_config
 from decode_worker.deployment import DecodeDeployment
-from deploy.calibration import calibrate_for
+from deploy.calibration import calibrate_cached
 from deploy.preflight import check_model
 from deploy.pull import resolve_model, served_name
 from prefill_worker.deployment import PrefillDeployment
@@ -36,7 +36,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = load_config(args)
     folder = resolve_model(config.model)
     check_model(config, folder)
-    calibrate_for(config, folder)
+    calibrate_cached(folder)
     return _bind(_completed(config, folder), str(folder))
 
 

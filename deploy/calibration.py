@@ -15,7 +15,6 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from cluster.cache import cache_folder
-from cluster.config import BatonConfig
 from cluster.errors import ConfigError
 from cluster.model_config import SMOOTHING_FILE
 from deploy.model_cache import Report
@@ -25,19 +24,11 @@ _NUM_TOKENS: Final = 1024
 _REPORT_INTERVAL_S: Final = 5.0
 
 
-def calibrate_for(config: BatonConfig, folder: Path, report: Report = lambda line: None) -> None:
-    """`calibrate_cached`, where a pool of the config computes in int8.
-
-    Raises:
-        ConfigError: see there.
-    """
-    pools = [config.decode] if config.mode == "colocated" else [config.prefill, config.decode]
-    if any(pool.scheme == "int8" for pool in pools):
-        calibrate_cached(folder, report)
-
-
 def calibrate_cached(folder: Path, report: Report = lambda line: None) -> None:
     """Makes the factors of a model in Baton's cache that has none yet: seconds for small models, minutes for large ones.
+
+    Whatever the scheme: the file counts in the checkpoint, so one that came later would make workers that start again strangers to those
+    that run.
 
     Raises:
         ConfigError: for `model`: its files cannot be read, or the cache cannot be written.

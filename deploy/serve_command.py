@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.calibration import calibrate_for
+from deploy.calibration import calibrate_cached
 from deploy.config_file import ServeFile, load_serve_file
 from deploy.first_prompt import PROMPT, FirstAnswer, ask, await_ready, curl_line
 from deploy.kernel_build import build_kernels
@@ -36,7 +36,7 @@ def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) ->
     check_memory(file.config)
     folder = resolve_model(file.config.model, progress.step)
     check_model(file.config, folder)
-    calibrate_for(file.config, folder, progress.step)
+    calibrate_cached(folder, progress.step)
     progress.step(f"model: {folder}")
     build_kernels(file.config, progress)
     return _run(LocalCluster(file, progress))

@@ -4,7 +4,9 @@ Every method belongs to one thread: agents are not thread-safe, and a post over 
 has no progress thread. So on the way of every transport but RDMA, bytes arrive only inside of a call from here.
 
 Releasing the handle of a transfer in flight does not end the transfer: its bytes arrive with a later call (measured with UCX over TCP).
-Only the end of the agent is certain to end it: `close` is that too.
+So `close` makes no more calls. The lists of peers (`Source`) keep the agent itself until their links are dropped: where it ended at once,
+with a READ of a stopped peer on its way over TCP, UCX ended that peer's process when it went on ("Fatal: unexpected error: Endpoint
+timeout"). Over RDMA, where bytes need no call to arrive, this would not do; we have not had any.
 """
 
 from __future__ import annotations
@@ -115,13 +117,14 @@ class NixlReader:
             TransferError: it failed, or the agent was closed.
         """
         try:
-            done = bool(self._native(lambda agent: agent.check_xfer_state(self._transfers[number])) == "DONE")
+            state = self._native(lambda agent: agent.check_xfer_state(self._transfers[number]))
+            _check_state(state)
         except TransferError:
             self._release(number)
             raise
-        if done:
+        if state == "DONE":
             self._release(number)
-        return done
+        return bool(state == "DONE")
 
     def give_up(self, source: Source) -> None:
         """Keeps what a transfer of `source`'s token needs until the agent ends: it does not come to an end itself."""
@@ -139,7 +142,7 @@ class NixlReader:
                 self._native(lambda agent: agent.remove_remote_agent(source.pool.agent))
 
     def close(self) -> None:
-        """Ends the agent, and with it every transfer: nothing writes to a destination any more. Idempotent."""
+        """No more calls, so nothing writes to a destination any more; see the module. Idempotent."""
         if self.closed:
             return
         for number in list(self._transfers):
@@ -158,7 +161,7 @@ class NixlReader:
         number = next(self._numbers)
         self._transfers[number] = self._native(lambda agent: agent.make_prepped_xfer("READ", local, indices[0], remote, indices[1]))
         try:
-            self._native(lambda agent: agent.transfer(self._transfers[number]))
+            _check_state(self._native(lambda agent: agent.transfer(self._transfers[number])))
         except TransferError:
             self._release(number)
             raise
@@ -201,6 +204,11 @@ class NixlReader:
         except Exception as error:  # one class for each status, without a common base
             reason = str(error)
         raise TransferError(f"NIXL: {reason}")
+
+
+def _check_state(state: str) -> None:
+    if state == "ERR":
+        raise TransferError("NIXL: the transfer failed")
 
 
 def _key(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ class Handoff:
                 # What went wrong with the KV itself no other worker can mend.
                 num_failures += 1
                 if isinstance(error, TransferError) or prefill_end.done() or num_failures >= self._max_failures:
-                    raise AttemptFailed(error, prefill_worker if prefill_end.done() else placement.decode) from error
+                    raise AttemptFailed(error, prefill_worker if _has_failed(prefill_end) else placement.decode) from error
                 reason, retry_after_s, is_gone = error.code, 0.0, _is_gone(error)
             else:
                 if event is not None and event.WhichOneof("event") == "taken":
@@ -72,7 +72,7 @@ class Handoff:
                 placement = await legs.linked(self._redirect(redirect), prefill_end)
             except NoCapacity as error:
                 # A placement ends with any of its workers, also while it waits for the life that follows: that is no reason to give up.
-                if prefill_end.done() or isinstance(error, StaleEpoch):
+                if _has_failed(prefill_end) or isinstance(error, StaleEpoch):
                     raise AttemptFailed(error, prefill_worker) from error
                 raise
 
@@ -91,6 +91,11 @@ class Handoff:
 def _is_gone(error: NoCapacity) -> bool:
     """Nobody answers at its address, or another life of it does. Any other refusal was its own word."""
     return type(error) is NoCapacity or isinstance(error, WrongIncarnation)
+
+
+def _has_failed(leg: asyncio.Task[None]) -> bool:
+    """Its end alone is no failure: a decode worker that died may have taken the KV first."""
+    return leg.done() and not leg.cancelled() and leg.exception() is not None
 
 
 async def _drain(prefill: WorkerStream[pb.PrefillEvent]) -> None:

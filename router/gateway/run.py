@@ -18,6 +18,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from cluster.convert import finish_reason_from_pb, output_from_pb
 from cluster.errors import DeadlineExceeded, InternalError, StaleEpoch
@@ -30,6 +31,8 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
 from router.gateway.timeline import Timeline
 from router.gateway.worker_clients import WorkerClients, WorkerStream
+
+_MOST_ATTEMPTS: Final = 30  # in all: a request that ends each worker it comes to shall not meet all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class RequestRun:
                     return
                 except AttemptFailed as failure:
                     num_failures = num_failures + 1 if len(self._generated) == num_before else 1
-                    if num_failures >= self._max_attempts or (self._generated and not self._recomputes):
+                    if num_failures >= self._max_attempts or attempt >= _MOST_ATTEMPTS or (self._generated and not self._recomputes):
                         raise failure.error from failure
                     self._retire(failure)
         finally:

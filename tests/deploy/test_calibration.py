@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import BatonConfig
 from cluster.engine.smoothing import Smoothing
 from cluster.errors import ConfigError
 from cluster.model_config import SMOOTHING_FILE, ModelConfig, checkpoint_fingerprint
 from deploy import calibration
-from deploy.calibration import calibrate_cached, calibrate_for
+from deploy.calibration import calibrate_cached
 from tests.tiny_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -47,20 +46,6 @@ def test_a_folder_of_others_stays_as_it_is(cached: Path, tmp_path: Path) -> None
     folder = Path(shutil.copytree(cached, tmp_path / "own"))
     calibrate_cached(folder)
     assert not (folder / SMOOTHING_FILE).exists()
-
-
-@pytest.mark.parametrize(
-    ("config", "is_wanted"),
-    [
-        ({}, True),
-        ({"prefill": {"scheme": "bf16"}}, True),
-        ({"prefill": {"scheme": "bf16"}, "decode": {"scheme": "int4"}}, False),
-        ({"mode": "colocated", "decode": {"scheme": "bf16"}}, False),
-    ],
-)
-def test_serving_wants_factors_for_int8_alone(cached: Path, config: dict[str, object], is_wanted: bool) -> None:
-    calibrate_for(BatonConfig.model_validate({"model": "tiny", **config}), cached)
-    assert (cached / SMOOTHING_FILE).exists() == is_wanted
 
 
 def test_pull_makes_them(cached: Path) -> None:

@@ -2,7 +2,7 @@
 
 python -m benchmarks.comparison.runners.vllm FOLDER THREADS DTYPE
 
-The environment that vLLM reads when it is imported comes from `environments.vllm_environment`.
+The environment that vLLM reads when it is imported comes from its row in `catalog.py`.
 """
 
 from __future__ import annotations

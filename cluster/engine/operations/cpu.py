@@ -2,7 +2,7 @@
 
 How each keeps a row's bits free of its neighbours (P0):
 
-    int8 linear   the sums are exact integers, whatever the kernel; see `_Int8Linear`
+    int8 linear   the sums are exact integers, of whole weights or of halves; see `_Int8Linear`
     bf16 linear   oneDNN splits K by the number of rows, so it always gets tiles of exactly ROWS_PER_TILE rows
     attention     see `cpu_attention`
     elementwise   products, sums and `exp` have the same bits in vector bodies and scalar tails; torch's `silu` and `sigmoid` do not
@@ -35,7 +35,8 @@ class CpuOperations(Operations):
     @property
     def name(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability().lower()
-        return f"torch-{capability}" + ("-amx" if torch.cpu._is_amx_tile_supported() else "")
+        more = "-amx" if torch.cpu._is_amx_tile_supported() else "" if has_byte_products() else "-halves"
+        return f"torch-{capability}{more}"
 
     def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.bfloat16:
