@@ -146,9 +146,10 @@ def test_attention(num_kv_heads: int, num_heads: int, head_dim: int, window: int
     for before_end in (1, 2, 30, 90):
         tokens = [(sequence, length - before_end, 1) for sequence, length in enumerate(LENGTHS) if length >= before_end]
         for (sequence, position, _), together in zip(tokens, bed.attend(tokens, window), strict=True):
-            expected = whole[sequence][position : position + 1]
             (alone,) = bed.attend([(sequence, position, 1)], window)
-            assert torch.equal(alone, expected) and torch.equal(together, expected), (LENGTHS[sequence], position)
+            assert torch.equal(alone, together), (LENGTHS[sequence], position)
+            if OPERATIONS.shares_generated:
+                assert torch.equal(alone, whole[sequence][position : position + 1]), (LENGTHS[sequence], position)
     for chunk in (33, 64, 177, 512):
         for start in range(0, max(LENGTHS), 3 * chunk):
             parts = [(i, start, min(chunk, length - start)) for i, length in enumerate(LENGTHS) if length > start]

@@ -24,6 +24,7 @@ from tests.conftest import free_port
 
 LOCAL = Path(__file__).parents[2] / "deploy/local.yaml"
 CLOSE_S = 10.0
+CAPACITY_WAIT_S = 80.0  # for a pool's only worker to come back after a kill, on two cores that are busy with more
 SPARE_SOCKETS = 6  # Ray opens a connection of its own now and then; a leak of one a request is a hundred
 
 
@@ -37,7 +38,7 @@ class Served:
 
     def client(self, **options: Any) -> AsyncOpenAI:
         """The openai client, without retries of its own."""
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120, **options)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=180, **options)
 
     async def get(self, path: str) -> httpx2.Response:
         """One GET."""
@@ -118,6 +119,7 @@ def serving(serve_url: str, name: str, **changes: Any) -> Iterator[Served]:
 
     args = yaml.safe_load(LOCAL.read_text())["applications"][0]["args"]
     args["gateway"]["grpc_port"] = grpc_port = free_port()
+    args["router"]["capacity_wait_s"] = CAPACITY_WAIT_S
     for key, value in changes.items():
         args[key] = {**args[key], **value} if isinstance(value, dict) else value
     serve.run(build(args), name=name, route_prefix=f"/{name}")

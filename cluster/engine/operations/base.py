@@ -48,6 +48,11 @@ class Operations(ABC):
     def name(self) -> str:
         """The kernel set's name in the numerics domain: equal names compute equal bits."""
 
+    @property
+    def shares_generated(self) -> bool:
+        """See `KernelSet.shares_generated`."""
+        return True
+
     @abstractmethod
     def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A linear that multiplies in the dtype of `weight` (float32 or bfloat16, `[out, in]`) and sums in float32. `bias` is float32."""

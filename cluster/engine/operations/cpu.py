@@ -38,6 +38,11 @@ class CpuOperations(Operations):
         more = "-amx" if torch.cpu._is_amx_tile_supported() else "" if has_byte_products() else "-halves"
         return f"torch-{capability}{more}"
 
+    @property
+    def shares_generated(self) -> bool:
+        """Without AVX-512 torch's attention sums a single query in another order than a prompt's, for some shapes."""
+        return bool(torch.cpu._is_avx512_supported())
+
     def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.bfloat16:
             return _TiledLinear(weight, bias)

@@ -32,6 +32,10 @@ class OperationsKernels(KernelSet[Linear]):
     def name(self) -> str:
         return self._operations.name
 
+    @property
+    def shares_generated(self) -> bool:
+        return self._operations.shares_generated
+
     def make_linear(self, scheme: str, weight: FusedWeight, bias: Tensor | None) -> Linear:
         return make_scheme(scheme).make_linear(weight.floats(), bias, self._operations)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from cluster.config import RouterConfig
 from tests.integration.faults.asking import Answer, Asking
 from tests.integration.faults.clients import Way
 from tests.integration.faults.fault_run import Fault, FaultRun
 from tests.integration.faults.processes import PROXY
 from tests.integration.faults.questions import Question
+from tests.integration.served import CAPACITY_WAIT_S
 
 FAILS_WITHIN_S: Final = 10.0
 # A byte that was sent before the fault and read after it: a client that shares two cores with replicas that start again reads late.
@@ -18,7 +18,7 @@ _ON_ITS_WAY_S: Final = 3.0
 
 # What a stream that has begun may end with: whoever carries it; and a worker, if no other takes its place in the time that requests wait
 # for one.
-_WAIT_S: Final = {"Gateway": 0.0, PROXY: 0.0, "Decode": RouterConfig().capacity_wait_s, "Prefill": RouterConfig().capacity_wait_s}
+_WAIT_S: Final = {"Gateway": 0.0, PROXY: 0.0, "Decode": CAPACITY_WAIT_S, "Prefill": CAPACITY_WAIT_S}
 
 
 class FaultReport:
