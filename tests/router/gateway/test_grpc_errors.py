@@ -115,7 +115,8 @@ async def test_no_capacity(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(("act", "code"), [(Act.SOME_FAIL, CODE.UNAVAILABLE), (Act.ABORT, CODE.INTERNAL), (Act.BUG, CODE.INTERNAL)])
 async def test_a_failure_after_the_first_message_is_the_status(tokenizer: Tokenizer, act: Act, code: grpc.StatusCode) -> None:
-    async with fake_cluster(tokenizer) as cluster, grpc_stub(cluster) as stub:
+    gateway = GatewayConfig(failure_policy="fail")
+    async with fake_cluster(tokenizer, gateway=gateway) as cluster, grpc_stub(cluster) as stub:
         cluster.decode.acts.append(act)
         call = stub.Generate(request())
         messages = [await call.read()]

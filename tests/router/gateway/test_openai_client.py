@@ -74,7 +74,7 @@ async def test_errors_are_the_packages_own(tokenizer: Tokenizer) -> None:
                 messages=[{"role": "user", "content": "hi"}],
                 tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
             )
-        cluster.decode.acts.append(Act.SOME_FAIL)
+        cluster.decode.acts.append(Act.ABORT)
         stream = await client.completions.create(model="tiny", prompt="The", max_tokens=8, stream=True)
         with pytest.raises(openai.APIError):
             _ = [chunk async for chunk in stream]
