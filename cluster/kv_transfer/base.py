@@ -115,6 +115,14 @@ class DataPlane(ABC):
         """Withdraws the pool and frees everything. Idempotent."""
 
 
+def check_block_bytes(block_bytes: int, peer: PeerDescription) -> None:
+    """Raises:
+    TicketMismatch: blocks of `block_bytes`, as the plane found them, are not those of the peer's layout.
+    """
+    if block_bytes != peer.layout.block_bytes:
+        raise TicketMismatch(f"blocks of {block_bytes} bytes, its layout has {peer.layout.block_bytes}", param="layout")
+
+
 def source_rows(ticket: KVTicket, indexes: Sequence[int], num_blocks: int) -> list[int]:
     """Rows of the peer's pool (of `num_blocks`) that the ticket names at `indexes`.
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+from cluster.kv_transfer.outlast import outlast
+
 
 class CopyThread:
     """One thread, since one core nearly fills the memory bus; handoffs share it slice by slice."""
@@ -22,18 +24,7 @@ class CopyThread:
             if not skip.is_set():
                 work()
 
-        future = asyncio.get_running_loop().run_in_executor(self._executor, unless_skipped)
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            skip.set()
-            while not future.done():
-                try:
-                    await asyncio.wait([future])
-                except asyncio.CancelledError:
-                    continue  # a second cancel must not free rows that are still written
-            future.exception()  # seen, and of no interest any more
-            raise
+        await outlast(asyncio.get_running_loop().run_in_executor(self._executor, unless_skipped), skip.set)
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""

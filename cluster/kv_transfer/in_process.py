@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from cluster.errors import PlaneUnavailable, TicketMismatch, TransferError
+from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, source_rows
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, source_rows
 from cluster.kv_transfer.block_copier import BlockCopier
 
 
@@ -38,8 +38,7 @@ class InProcessPlane(DataPlane):
         pool = self._exchange.pools.get(peer.incarnation)
         if pool is None:
             raise PlaneUnavailable(f"no worker {peer.incarnation} in this process")
-        if pool.shape[1] != peer.layout.block_bytes:
-            raise TicketMismatch(f"blocks of {pool.shape[1]} bytes, its layout has {peer.layout.block_bytes}", param="layout")
+        check_block_bytes(pool.shape[1], peer)
         return _Reference(self._exchange, peer.incarnation, self._copier)
 
     async def close(self) -> None:

@@ -22,11 +22,12 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 
 from cluster import wire
-from cluster.errors import PlaneUnavailable, TicketMismatch, TransferError
+from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, source_rows
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, source_rows
 from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
+from cluster.kv_transfer.outlast import outlast
 
 _SLICE_BYTES: Final = 8 * 2**20  # of one READ: what a cancel waits for
 _MAX_IN_FLIGHT: Final = 2  # READs of one peer, in the order they were asked for: the second fills the gap after the first
@@ -73,8 +74,7 @@ class NixlPlane(DataPlane):
             pool = wire.decode(NixlPool, peer.planes[self.name])
         except wire.WireError as error:
             raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
-        if pool.block_bytes != peer.layout.block_bytes:
-            raise TicketMismatch(f"blocks of {pool.block_bytes} bytes, its layout has {peer.layout.block_bytes}", param="layout")
+        check_block_bytes(pool.block_bytes, peer)
         if pool.agent != _agent_name(peer.incarnation):
             raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
         async with self._making:
@@ -188,24 +188,11 @@ class _Link(Connection):
         """Starts a READ and outlasts it, whatever happens to us meanwhile; `give_up` is for one that does not end."""
         async with self._slots:
             self._check_open()
-            await self._outlast(post, give_up)
-
-    async def _outlast(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
-        transfer = _Transfer(self._reader, self._run)
-        task = asyncio.create_task(transfer.run(post, give_up))
-        self._transfers[task] = transfer
-        task.add_done_callback(self._transfers.pop)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            transfer.hurry()
-            while not task.done():
-                try:
-                    await asyncio.wait([task])
-                except asyncio.CancelledError:
-                    continue  # a second cancel must not free rows that are still written
-            task.exception()  # seen, and of no interest any more
-            raise
+            transfer = _Transfer(self._reader, self._run)
+            task = asyncio.create_task(transfer.run(post, give_up))
+            self._transfers[task] = transfer
+            task.add_done_callback(self._transfers.pop)
+            await outlast(task, transfer.hurry)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from cluster import wire
-from cluster.errors import PlaneUnavailable, TicketMismatch, TransferError
+from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, source_rows
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, source_rows
 from cluster.kv_transfer.block_copier import BlockCopier
 from cluster.kv_transfer.fd_server import FdServer, receive_fd
 from cluster.kv_transfer.pool_memory import PoolMemory, map_pool
@@ -63,8 +63,7 @@ class SharedMemoryPlane(DataPlane):
             descriptor = wire.decode(PoolDescriptor, peer.planes[self.name])
         except wire.WireError as error:
             raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
-        if descriptor.block_bytes != peer.layout.block_bytes:
-            raise TicketMismatch(f"blocks of {descriptor.block_bytes} bytes, its layout has {peer.layout.block_bytes}", param="layout")
+        check_block_bytes(descriptor.block_bytes, peer)
         link, fd = await receive_fd(descriptor.socket, descriptor.token)
         try:
             mapped = map_pool(fd, descriptor.num_blocks * descriptor.block_bytes, descriptor.token)
