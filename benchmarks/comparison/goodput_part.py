@@ -15,7 +15,7 @@ from benchmarks.comparison.failure import PeerError
 from benchmarks.comparison.figures import ratio_table, reasons, record
 from benchmarks.comparison.rate_grid import RateGrid
 from benchmarks.comparison.server_choice import server_choice
-from benchmarks.comparison.servers import Cluster, Start
+from benchmarks.comparison.servers import COLOCATED, DISAGGREGATED, Start
 from benchmarks.load.answer import LoadError
 from benchmarks.load.driver import Budget
 from benchmarks.load.http import HttpTarget, HttpTransport
@@ -35,10 +35,7 @@ _SEED_STRIDE: Final = 1000  # between seeds: each step of the grid has prompts a
 _NUM_SEEDS: Final = 3
 _NUM_WARM_UP: Final = 2
 _PROGRESS_S: Final = 30.0
-_CLUSTERS: Final = (
-    Cluster("disaggregated 1+1", ("mode=disaggregated", "prefill.threads=1", "decode.threads=1")),
-    Cluster("colocated 2", ("mode=colocated", "decode.threads=2", "decode.kv_cache_bytes=1GiB")),
-)
+_CLUSTERS: Final = (DISAGGREGATED, COLOCATED)
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -13,16 +13,13 @@ from benchmarks.comparison.alternation import Outcome, alternate
 from benchmarks.comparison.failure import PeerError
 from benchmarks.comparison.figures import reasons, record
 from benchmarks.comparison.server_choice import server_choice
-from benchmarks.comparison.servers import Cluster, Start
+from benchmarks.comparison.servers import COLOCATED, DISAGGREGATED, Start
 from benchmarks.comparison.streams import Interference, measure_interference
 from benchmarks.load.answer import LoadError
 from benchmarks.report import progress, publish, table
 
 _NUM_ROUNDS: Final = 3
-_CLUSTERS: Final = (
-    Cluster("disaggregated 1+1", ("mode=disaggregated", "prefill.threads=1", "decode.threads=1")),
-    Cluster("colocated 2", ("mode=colocated", "decode.threads=2", "decode.kv_cache_bytes=1GiB")),
-)
+_CLUSTERS: Final = (DISAGGREGATED, COLOCATED)
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -14,7 +14,7 @@ from benchmarks.comparison.contestants import LibrarySettings, loaded
 from benchmarks.comparison.failure import PeerError
 from benchmarks.comparison.figures import ratio_table, reasons, record
 from benchmarks.comparison.library_calls import LibraryCalls
-from benchmarks.comparison.servers import Cluster, Start, baton
+from benchmarks.comparison.servers import COLOCATED, DISAGGREGATED, Cluster, Start, baton
 from benchmarks.load.answer import LoadError
 from benchmarks.mixed_load import MixedLoad, WrongAnswer
 from benchmarks.report import progress, publish
@@ -24,9 +24,9 @@ from deploy.pull import resolve_model
 _PEERS: Final = ("openvino", "vllm")
 _NUM_ROUNDS: Final = 3
 _CLUSTERS: Final = (
-    Cluster("disaggregated 1+1", ("mode=disaggregated", "prefill.threads=1", "decode.threads=1")),
+    DISAGGREGATED,
     Cluster("disaggregated 2+2", ("mode=disaggregated", "prefill.threads=2", "decode.threads=2")),
-    Cluster("colocated 2", ("mode=colocated", "decode.threads=2", "decode.kv_cache_bytes=1GiB")),
+    COLOCATED,
 )
 
 

@@ -38,6 +38,11 @@ class Cluster:
     overrides: tuple[str, ...]
 
 
+# On two cores: a thread for each pool's one worker, or both for the one that does all.
+DISAGGREGATED: Final = Cluster("disaggregated 1+1", ("mode=disaggregated", "prefill.threads=1", "decode.threads=1"))
+COLOCATED: Final = Cluster("colocated 2", ("mode=colocated", "decode.threads=2", "decode.kv_cache_bytes=1GiB"))
+
+
 def parse_cluster(text: str) -> Cluster:
     """Of `NAME:KEY=VALUE,…`.
 
