@@ -23,6 +23,11 @@ def mismatch(prefill: WorkerLoad, decode: WorkerLoad) -> str | None:
     return f"prefill worker {prefill.worker_id} and decode worker {decode.worker_id} cannot be paired: {reason}"
 
 
+def can_pair(prefills: Sequence[WorkerLoad], decodes: Sequence[WorkerLoad]) -> bool:
+    """Whether blocks can pass from any of the ones to any of the others."""
+    return any(mismatch(prefill, decode) is None for prefill in prefills for decode in decodes)
+
+
 def unserved_reason(pools: Mapping[WorkerRole, Sequence[WorkerLoad]]) -> str | None:
     """Why no request at all could be placed on these running workers; None when one could."""
     for role, loads in pools.items():
@@ -31,9 +36,7 @@ def unserved_reason(pools: Mapping[WorkerRole, Sequence[WorkerLoad]]) -> str | N
     if WorkerRole.COLOCATED in pools:
         return None
     prefills, decodes = pools[WorkerRole.PREFILL], pools[WorkerRole.DECODE]
-    if any(mismatch(prefill, decode) is None for prefill in prefills for decode in decodes):
-        return None
-    return mismatch(prefills[0], decodes[0])
+    return None if can_pair(prefills, decodes) else mismatch(prefills[0], decodes[0])
 
 
 @dataclass(frozen=True, slots=True)

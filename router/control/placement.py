@@ -13,7 +13,7 @@ from typing import Protocol
 from cluster.types import AdmitRequest, WorkerLoad, WorkerRole
 from router.control.claims import WorkerView
 from router.control.credits import has_credit
-from router.control.pairing import mismatch
+from router.control.pairing import can_pair, mismatch
 
 Pools = Mapping[WorkerRole, Sequence[WorkerView]]  # the running workers of each pool of the cluster
 Rank = tuple[float, float, int, str]
@@ -75,7 +75,7 @@ class LeastLoaded:
         left = {role: [v.load for v in views if v.load.incarnation not in request.exclude] for role, views in pools.items()}
         if WorkerRole.COLOCATED in pools:
             return bool(left[WorkerRole.COLOCATED])
-        return any(mismatch(prefill, decode) is None for prefill in left[WorkerRole.PREFILL] for decode in left[WorkerRole.DECODE])
+        return can_pair(left[WorkerRole.PREFILL], left[WorkerRole.DECODE])
 
     def _with_credit(self, views: Iterable[WorkerView], request: AdmitRequest) -> Iterator[WorkerLoad]:
         for view in views:
