@@ -33,9 +33,8 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "Qwen3ForCausalLM": _Family(qk_norm=True, attention_bias_on_output=True),
 }
 _ROPE_KINDS: Final = ("default", "linear", "llama3")
-SMOOTHING_FILE: Final = (
-    "smoothing.st"  # `cluster.engine.smoothing`; its suffix is not that of weights, which whole folders are searched for
-)
+# Of `cluster.engine.smoothing`. Its suffix is not that of weights, which whole folders are searched for.
+SMOOTHING_FILE: Final = "smoothing.st"
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".gguf")
 _MIB: Final = 2**20
 _NUM_SAMPLES: Final = 256
@@ -99,8 +98,10 @@ def checkpoint_fingerprint(folder: Path) -> str:
         ConfigError: the folder has no `config.json` or no weights.
     """
     digest = hashlib.blake2b(digest_size=16)
-    smoothing = [path for path in (folder / SMOOTHING_FILE,) if path.exists()]
-    for path in (folder / "config.json", *weight_files(folder), *smoothing):
+    paths = [folder / "config.json", *weight_files(folder)]
+    if (folder / SMOOTHING_FILE).exists():
+        paths.append(folder / SMOOTHING_FILE)
+    for path in paths:
         try:
             parts = [path.name.encode(), *_sampled(path)]
         except OSError as error:

@@ -170,11 +170,10 @@ class Engine:
     def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
         self._factory.check_vocabulary([token_id], "first_token")
         generated = sequence.request.generated_token_ids
-        if generated and generated[0] != token_id:
-            raise InvalidRequest(f"{sequence.key}: an earlier attempt began with {generated[0]}, not {token_id}", param="first_token")
         if generated:
-            return
-        if sequence.finish_reason_for(token_id, self.identity.eos_token_ids) is not None:
+            if generated[0] != token_id:
+                raise InvalidRequest(f"{sequence.key}: an earlier attempt began with {generated[0]}, not {token_id}", param="first_token")
+        elif sequence.finish_reason_for(token_id, self.identity.eos_token_ids) is not None:
             raise InvalidRequest(f"{sequence.key}: its first token ends it, there is nothing to decode", param="first_token")
 
     def _check_key(self, key: str) -> None:

@@ -7,8 +7,8 @@
 
 A worker's failure starts again at 1 (same seed, same order key, without the worker that failed). After the first token too, unless the
 config says `fail`: the prompt is prefilled again, the decode worker replays what the reader has, and the same text goes on (promise P0).
-However the run ends (last token, error, closed by its reader, cancelled, deadline), one `finally` cancels
-what is open and ends the placement; it does not wait for anything, so a cancellation cannot cut it short.
+However the run ends (last token, error, closed by its reader, cancelled, deadline), one `finally` cancels what is open and ends the
+placement; it does not wait for anything, so a cancellation cannot cut it short.
 """
 
 from __future__ import annotations
