@@ -13,7 +13,7 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -24,6 +24,7 @@ from cluster.config import PlaneName
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.kv_transfer import nixl_library
+from cluster.kv_transfer.base import Progress
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader
 from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.pool_memory import PoolMemory
@@ -45,7 +46,10 @@ SECRET: Final = "benchmark"
 class OpenHouse:
     """Leases that never end."""
 
-    def check(self, ticket: KVTicket) -> None: ...
+    def check(self, ticket: KVTicket, num_blocks: int) -> None: ...
+
+    def follow(self, key: str, nonce: bytes) -> AsyncGenerator[Progress, None]:
+        raise NotImplementedError("complete tickets are not followed")
 
     def renew(self, key: str, nonce: bytes) -> float | None:
         return 1e9

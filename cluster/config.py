@@ -161,6 +161,7 @@ class TransferConfig(_Section):
         ("shared_memory", "grpc"),
         description="shared_memory, nixl and grpc in order of preference; each pair uses the first that both have and that works",
     )
+    overlap: bool = Field(True, description="KV travels while the rest of its prompt is computed; false: after the first token")
     lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")
     renew_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="how often a waiting decode worker renews")
     max_lease_s: Annotated[float, Field(gt=0)] = Field(300.0, description="the longest life of a lease, renewals included")

@@ -7,16 +7,19 @@ ASCII, so the secret and names of fields are percent-encoded in it.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import quote, unquote
 
 import grpc
 from grpc import aio
 
 from cluster.errors import BatonError, ClientGone, DeadlineExceeded, InternalError, NoCapacity, Unauthorized, from_code
+
+T = TypeVar("T")
 
 SECRET_KEY: Final = "x-baton-secret"
 _CODE_KEY: Final = "baton-error-code"
@@ -41,6 +44,13 @@ KEEPALIVE: Final = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout
 def channel(endpoint: str, *options: tuple[str, int]) -> aio.Channel:
     """A channel to a worker's endpoint. Reconnects are quick: a worker that restarts has another port anyway."""
     return aio.insecure_channel(endpoint, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), *options])
+
+
+async def read(call: aio.UnaryStreamCall[Any, T]) -> T | None:
+    """The next message of a stream; None when it ended well. Raises AioRpcError. Whoever is cancelled in it has to cancel the call."""
+    # Shielded: grpc.aio never frees a read whose awaiter is cancelled (grpc/grpc#43360), but one that ends with its call it does.
+    message: Any = await asyncio.shield(call.read())
+    return None if message is aio.EOF else message  # type: ignore[attr-defined]  # the stubs lack EOF
 
 
 def secret_metadata(secret: str) -> tuple[tuple[str, str], ...]:

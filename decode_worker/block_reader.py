@@ -5,6 +5,7 @@
 
 Our blocks that are cached are shared, so they are never written: of a block of the peer's that reaches into them, only the tokens that
 are missing are used. A part of the staging area belongs to one handoff from its read to the end of its repacking, however that ends.
+A prompt that is still being computed is read behind its marks, in runs of whole blocks of both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 import torch
 
 from cluster.engine.engine import Reservation
-from cluster.errors import TransferError
+from cluster.errors import TicketMismatch, TransferError
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.copy_thread import CopyThread
@@ -55,78 +56,130 @@ class _Staged:
 class BlockReader:
     """All reads of one decode worker. Use it on one event loop."""
 
-    def __init__(self, destination: Destination, staging_bytes: int) -> None:
-        """`staging_bytes`: of one staging area; there is one for each foreign layout that was met, made when it is first needed."""
-        self._destination = destination
+    def __init__(self, destination: Destination, staging_bytes: int, *, checksums: bool) -> None:
+        """
+        Args:
+            destination: where blocks arrive.
+            staging_bytes: of one staging area; there is one for each foreign layout that was met, made when it is first needed.
+            checksums: offers will be completed with them.
+        """
+        self.destination = destination
+        self.checksums = checksums
         self._staging_bytes = staging_bytes
         self._staged: dict[KVLayout, _Staged] = {}
         self._thread = CopyThread("kv-repack")
 
-    async def read(self, peer: ReadablePeer, ticket: KVTicket, reservation: Reservation) -> int:
-        """Brings what is not cached; the number of the peer's blocks that travelled. When it ends, nothing is written any more.
+    def begin(self, peer: ReadablePeer, ticket: KVTicket, reservation: Reservation) -> BlockReading:
+        """The read of one handoff, of which nothing has been read yet.
 
         Raises:
-            TransferError: blocks did not arrive, or arrived damaged.
             TicketMismatch: the ticket's blocks cannot become ours.
         """
-        layout = self._destination.layout
-        first_token = reservation.num_cached_blocks * layout.block_size
-        if first_token >= ticket.num_tokens:
-            return 0
-        indexes = range(first_token // ticket.layout.block_size, len(ticket.blocks))
-        if ticket.layout == layout:
-            await self._read(peer, ticket, indexes, self._destination.pool, reservation.block_ids[indexes.start :])
-        else:
-            await self._read_staged(peer, ticket, indexes, reservation)
-        num_tail_tokens = ticket.num_tokens % layout.block_size
-        if num_tail_tokens:
-            self._destination.zero_tail(reservation.block_ids[-1], num_tail_tokens)
-        return len(indexes)
+        return BlockReading(self, peer, ticket, reservation)
+
+    def staged_for(self, source: KVLayout) -> _Staged | None:
+        """What blocks of `source` have to pass through; None when they are as ours.
+
+        Raises:
+            TicketMismatch: they cannot become ours.
+        """
+        if source == self.destination.layout:
+            return None
+        if source not in self._staged:
+            repacker = Repacker(source, self.destination.layout)
+            area = StagingArea(source.block_bytes, self._staging_bytes, multiple=repacker.source_blocks_per_unit)
+            self._staged[source] = _Staged(repacker, area)
+        return self._staged[source]
+
+    async def in_thread(self, work: Callable[[], None]) -> None:
+        """Runs `work` on blocks, off the event loop; see `CopyThread.run`."""
+        await self._thread.run(work)
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""
         self._thread.close()
 
-    async def _read_staged(self, peer: ReadablePeer, ticket: KVTicket, indexes: range, reservation: Reservation) -> None:
-        staged = self._staged_for(ticket.layout)
+
+class BlockReading:
+    """One handoff: what is not cached, in runs from the first block to the last. When a call ends, nothing is written any more."""
+
+    def __init__(self, reader: BlockReader, peer: ReadablePeer, ticket: KVTicket, reservation: Reservation) -> None:
+        self._reader = reader
+        self._peer = peer
+        self._ticket = ticket
+        self._reservation = reservation
+        self._staged = reader.staged_for(ticket.layout)
+        self._unit = 1 if self._staged is None else self._staged.repacker.source_blocks_per_unit
+        num_cached_tokens = reservation.num_cached_blocks * reader.destination.layout.block_size
+        is_cached = num_cached_tokens >= ticket.num_tokens
+        self._first = len(ticket.blocks) if is_cached else num_cached_tokens // ticket.layout.block_size
+        self._next = self._first
+        self._checksums: dict[int, int] = {}  # by position in the ticket
+
+    async def read_ready(self, num_ready_tokens: int) -> None:
+        """Brings the blocks that the first `num_ready_tokens` fill, as far as they fill blocks of ours.
+
+        Raises:
+            TransferError: blocks did not arrive.
+        """
+        await self._read_to(num_ready_tokens // self._ticket.layout.block_size // self._unit * self._unit)
+
+    async def finish(self, ticket: KVTicket) -> int:
+        """Brings the rest; `ticket` is the complete one. The number of the peer's blocks that travelled.
+
+        Raises:
+            TransferError: blocks did not arrive, or arrived damaged.
+            TicketMismatch: the offer was completed with checksums, which were not to come.
+        """
+        await self._read_to(len(ticket.blocks))
+        self._verify(ticket)
+        num_tail_tokens = ticket.num_tokens % self._reader.destination.layout.block_size
+        if num_tail_tokens and self._first < len(ticket.blocks):
+            self._reader.destination.zero_tail(self._reservation.block_ids[-1], num_tail_tokens)
+        return len(ticket.blocks) - self._first
+
+    async def _read_to(self, end: int) -> None:
+        if end <= self._next:
+            return
+        indexes = range(self._next, end)
+        if self._staged is None:
+            await self._read(indexes, self._reader.destination.pool, self._reservation.block_ids[indexes.start : indexes.stop])
+        else:
+            await self._read_staged(self._staged, indexes)
+        self._next = end
+
+    async def _read_staged(self, staged: _Staged, indexes: range) -> None:
+        slice_rows = max(1, _SLICE_BYTES // (self._unit * staged.repacker.source.block_bytes)) * self._unit
         for start in range(indexes.start, indexes.stop, staged.area.part_rows):
             part = range(start, min(start + staged.area.part_rows, indexes.stop))
             async with staged.area.part() as first_row:
                 rows = range(first_row, first_row + len(part))
-                await self._read(peer, ticket, part, staged.area.blocks, rows)
-                for offset in range(0, len(part), self._slice_rows(staged.repacker)):
-                    end = min(offset + self._slice_rows(staged.repacker), len(part))
+                await self._read(part, staged.area.blocks, rows)
+                for offset in range(0, len(part), slice_rows):
+                    end = min(offset + slice_rows, len(part))
                     blocks = staged.area.blocks[rows[offset] : rows[end - 1] + 1]
-                    await self._thread.run(
-                        lambda blocks=blocks, index=part[offset]: self._repack(staged.repacker, blocks, index, reservation)  # type: ignore[misc]
-                    )
+                    await self._reader.in_thread(lambda blocks=blocks, index=part[offset]: self._repack(staged.repacker, blocks, index))  # type: ignore[misc]
 
-    async def _read(
-        self, peer: ReadablePeer, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, rows: Sequence[int]
-    ) -> None:
-        await peer.read(ticket, indexes, destination, rows)
+    async def _read(self, indexes: range, destination: torch.Tensor, rows: Sequence[int]) -> None:
+        await self._peer.read(self._ticket, indexes, destination, rows)
+        if self._reader.checksums or self._ticket.checksums:  # now: staged blocks are gone when an offer's complete ticket comes
+            self._checksums.update(zip(indexes, await block_checksums(destination, rows), strict=True))
+            self._verify(self._ticket)
+
+    def _verify(self, ticket: KVTicket) -> None:
         if not ticket.checksums:
             return
-        found = await block_checksums(destination, rows)
-        damaged = [index for index, checksum in zip(indexes, found, strict=True) if checksum != ticket.checksums[index]]
+        if len(self._checksums) < self._next - self._first:
+            raise TicketMismatch("the ticket has checksums, which this worker's config does not ask for", param="checksums")
+        damaged = [index for index, checksum in self._checksums.items() if checksum != ticket.checksums[index]]
         if damaged:
             raise TransferError(f"blocks {damaged} of {ticket.key} arrived damaged", param="checksums")
 
-    def _repack(self, repacker: Repacker, blocks: torch.Tensor, index: int, reservation: Reservation) -> None:
+    def _repack(self, repacker: Repacker, blocks: torch.Tensor, index: int) -> None:
         """`blocks` are the peer's from the ticket's position `index` on."""
         repacked = repacker.repack(blocks)
         first = index * repacker.source.block_size // repacker.destination.block_size  # position of the first repacked block in the prompt
-        missing = range(max(first, reservation.num_cached_blocks), min(first + len(repacked), len(reservation.block_ids)))
-        block_ids = torch.tensor([reservation.block_ids[position] for position in missing], dtype=torch.int64)
-        self._destination.pool.index_copy_(0, block_ids, repacked[missing.start - first : missing.stop - first])
-
-    def _staged_for(self, source: KVLayout) -> _Staged:
-        if source not in self._staged:
-            repacker = Repacker(source, self._destination.layout)
-            area = StagingArea(source.block_bytes, self._staging_bytes, multiple=repacker.source_blocks_per_unit)
-            self._staged[source] = _Staged(repacker, area)
-        return self._staged[source]
-
-    def _slice_rows(self, repacker: Repacker) -> int:
-        unit = repacker.source_blocks_per_unit
-        return max(1, _SLICE_BYTES // (unit * repacker.source.block_bytes)) * unit
+        block_ids = self._reservation.block_ids
+        missing = range(max(first, self._reservation.num_cached_blocks), min(first + len(repacked), len(block_ids)))
+        rows = torch.tensor([block_ids[position] for position in missing], dtype=torch.int64)
+        self._reader.destination.pool.index_copy_(0, rows, repacked[missing.start - first : missing.stop - first])

@@ -5,6 +5,9 @@
                   │           └── no room: declined, nothing was read, the ticket is still good
                   └── does not fit the request or this worker: TicketMismatch
 
+A ticket without a first token is an offer: its prompt is still being computed. Then the read keeps up with the computing (`Follower`), and
+what is left for the time after the first token is the last blocks and the commit.
+
 Until the commit the prefill worker's lease is renewed, so a long read does not cost the prompt. Only what is not cached here travels
 (`BlockReader`). Nothing that was read is used before the prefill worker has answered *valid*: a read can race the end of the lease, and
 the commit tells. Each intake commits in a name of its own, so a ticket that was taken is stale even for the worker that took it. Blocks
@@ -15,10 +18,11 @@ writes into another sequence's blocks.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +32,10 @@ from cluster.engine.engine import Reservation
 from cluster.errors import BatonError, TicketMismatch, TicketStale, TransferError, WrongIncarnation
 from cluster.kv_layout import why_no_handover
 from cluster.kv_ticket import KVTicket
-from cluster.types import Request
-from decode_worker.block_reader import BlockReader, Destination, ReadablePeer
+from cluster.kv_transfer.base import Progress
+from cluster.types import Request, TokenOutput
+from decode_worker.block_reader import BlockReader, BlockReading, Destination, ReadablePeer
+from decode_worker.follower import Follower
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +54,8 @@ class IntakePeer(ReadablePeer, Protocol):
     @property
     def plane(self) -> str: ...
 
+    def follow(self, ticket: KVTicket) -> AsyncGenerator[Progress, None]: ...
+
     async def renew(self, ticket: KVTicket) -> float | None: ...
 
     async def release(self, ticket: KVTicket, taker: str) -> bool: ...
@@ -58,10 +66,19 @@ class Taken:
     """KV that is ours: the reservation holds a whole prompt, and the prefill worker's copy is free."""
 
     reservation: Reservation
+    first_token: TokenOutput
     plane: str
     num_bytes: int
     wait_s: float  # from the call until blocks were reserved
-    transfer_s: float  # reading and commit
+    transfer_s: float  # reading and commit, from when blocks were reserved and the whole prompt was computed
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    ticket: KVTicket  # complete
+    plane: str
+    num_blocks: int  # that travelled
+    completed_s: float  # `time.monotonic()` when an offer was complete; 0 for a ticket that came complete
 
 
 class Intake:
@@ -79,13 +96,14 @@ class Intake:
             engine: whose pool is filled.
             destination: that pool.
             peer_of: the worker that issued a ticket (`Peers.get`).
-            transfer: how often a lease is renewed until the commit, and how much memory blocks are repacked in.
+            transfer: how often a lease is renewed until the commit, how much memory blocks are repacked in, and whether tickets have
+                checksums.
         """
         self._engine = engine
         self._destination = destination
         self._peer_of = peer_of
         self._renew_interval_s = transfer.renew_interval_s
-        self._reader = BlockReader(destination, transfer.staging_bytes)
+        self._reader = BlockReader(destination, transfer.staging_bytes, checksums=transfer.checksums)
         self._taking: set[str] = set()
 
     def __len__(self) -> int:
@@ -110,14 +128,17 @@ class Intake:
                 return None
             reserved_s = time.monotonic()
             with _errors_of_peer():
-                plane, num_blocks = await self._fetch(ticket, reservation)
+                fetched = await self._fetch(ticket, reservation)
         except BaseException:
             self._engine.abort(request.key)
             raise
         finally:
             self._taking.discard(request.key)
-        num_bytes = num_blocks * ticket.layout.block_bytes
-        return Taken(reservation, plane, num_bytes, reserved_s - started_s, time.monotonic() - reserved_s)
+        first_token = fetched.ticket.first_token
+        assert first_token is not None, "a complete ticket"
+        num_bytes = fetched.num_blocks * ticket.layout.block_bytes
+        transfer_s = time.monotonic() - max(reserved_s, fetched.completed_s)
+        return Taken(reservation, first_token, fetched.plane, num_bytes, reserved_s - started_s, transfer_s)
 
     def close(self) -> None:
         """Call it when nothing is under way any more. Idempotent."""
@@ -139,21 +160,24 @@ class Intake:
             "checkpoint": (ticket.checkpoint, self._destination.checkpoint),
             "blocks": (len(ticket.blocks), ticket.layout.num_blocks_for(ticket.num_tokens)),
             "checksums": (len(ticket.checksums), len(ticket.blocks) if ticket.checksums else 0),
-            "first_token": (ticket.first_token is not None, True),
         }
         for field, (found, wanted) in expected.items():
             if found != wanted:
                 raise TicketMismatch(f"the ticket's {field} does not fit: {found}, here {wanted}", param=field)
 
-    async def _fetch(self, ticket: KVTicket, reservation: Reservation) -> tuple[str, int]:
-        """Reads what is missing and commits; the plane and the number of blocks read."""
+    async def _fetch(self, ticket: KVTicket, reservation: Reservation) -> _Fetched:
+        """Reads what is missing and commits."""
         taker = f"{self._destination.incarnation}/{secrets.token_hex(8)}"
         peer = await self._peer_of(ticket)
         async with self._renewing(peer, ticket):
-            num_blocks = await self._reader.read(peer, ticket, reservation)
+            reading = self._reader.begin(peer, ticket, reservation)
+            completed_s = 0.0
+            if ticket.first_token is None:
+                ticket, completed_s = await _keep_up(peer, ticket, reading)
+            num_blocks = await reading.finish(ticket)
             if not await peer.release(ticket, taker):
                 raise TicketStale(f"the lease of {ticket.key} ended before the commit")
-        return peer.plane, num_blocks
+        return _Fetched(ticket, peer.plane, num_blocks, completed_s)
 
     @asynccontextmanager
     async def _renewing(self, peer: IntakePeer, ticket: KVTicket) -> AsyncIterator[None]:
@@ -174,6 +198,25 @@ class Intake:
                 continue
             if left_s is None:
                 return
+
+
+async def _keep_up(peer: IntakePeer, offer: KVTicket, reading: BlockReading) -> tuple[KVTicket, float]:
+    """Reads behind the marks; the complete ticket, and when it came."""
+    async with Follower(peer.follow(offer)) as follower:
+        while (progress := await follower.next()).ticket is None:
+            await reading.read_ready(progress.num_ready_tokens)
+    _check_completes(progress.ticket, offer)
+    return progress.ticket, follower.completed_s
+
+
+def _check_completes(ticket: KVTicket, offer: KVTicket) -> None:
+    if ticket.first_token is None:
+        raise TicketMismatch("the complete ticket has no first token", param="first_token")
+    if len(ticket.checksums) not in (0, len(ticket.blocks)):
+        raise TicketMismatch(f"the ticket has {len(ticket.checksums)} checksums of {len(ticket.blocks)} blocks", param="checksums")
+    for field in dataclasses.fields(KVTicket):
+        if field.name not in ("first_token", "checksums") and getattr(ticket, field.name) != getattr(offer, field.name):
+            raise TicketMismatch(f"the complete ticket's {field.name} is not what was offered", param=field.name)
 
 
 @contextmanager

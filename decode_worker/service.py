@@ -76,8 +76,7 @@ class DecodeService(DecodeServicer):
             await write(pb.DecodeEvent(declined=pb.Declined(reason="no room for the prompt now", retry_after_s=RETRY_AFTER_S)))
             return
         stream = _TokenStream(write, waiting_since_s=time.monotonic())
-        assert ticket.first_token is not None, "the intake checks it"
-        async with aclosing(self._engine.decode(taken.reservation, ticket.first_token)) as batches:
+        async with aclosing(self._engine.decode(taken.reservation, taken.first_token)) as batches:
             await write(pb.DecodeEvent(taken=_taken_to_pb(taken)))
             async for events in batches:
                 await stream.write_tokens(events)

@@ -1,8 +1,12 @@
 """Prompts' KV that waits to be taken: the one place that says whether a ticket is good (promise P3).
 
     offered ── prompt computed ──► readable ── release, in time ──► taken     answer: valid
-       │                              ├── deadline passed ──► expired         answer: stale
+       │ ▲ mark                       ├── deadline passed ──► expired         answer: stale
+       │ └─┘                          │
        └── withdrawn ◄────────────────┘ (the stream was cancelled)            answer: stale
+
+While it is offered, the blocks below the mark may be read, so that a reader keeps up with the computing (`follow`); only the commit
+needs the whole prompt.
 
 The state changes first and the blocks are given back after, so nobody is told *valid* for blocks that may hold another prompt. A
 lease's time runs from the moment it is readable: until then its blocks belong to a sequence that the engine is working on and whose
@@ -15,14 +19,15 @@ import asyncio
 import dataclasses
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from cluster.config import TransferConfig
 from cluster.errors import TicketMismatch, TicketStale
 from cluster.kv_ticket import KVTicket
+from cluster.kv_transfer.base import Progress
 
 _NUM_REMEMBERED: Final = 4096  # taken tickets whose taker may ask again
 
@@ -53,10 +58,16 @@ class Clock(Protocol):
 class _Lease:
     ticket: KVTicket
     end: asyncio.Future[LeaseEnd]
+    num_ready_tokens: int = 0
     is_readable: bool = False
     deadline_s: float = 0.0
     last_deadline_s: float = 0.0  # no renewal goes beyond
     timer: Cancellable | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set once: each change has an event of its own
+
+    def tell_followers(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 class Outbox:
@@ -86,6 +97,13 @@ class Outbox:
         assert ticket.key not in self._leases, ticket.key
         self._leases[ticket.key] = _Lease(ticket, self._clock.create_future())
 
+    def mark(self, key: str, num_ready_tokens: int) -> None:
+        """The KV of the first `num_ready_tokens` of an offered prompt is final. Nothing happens when the offer has ended."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            lease.num_ready_tokens = num_ready_tokens
+            lease.tell_followers()
+
     def complete(self, ticket: KVTicket) -> asyncio.Future[LeaseEnd]:
         """The KV is there: starts the lease of `ticket`, the complete form of the one offered. The future tells how it ends.
 
@@ -98,6 +116,7 @@ class Outbox:
         now = self._clock.time()
         lease.ticket = ticket
         lease.is_readable = True
+        lease.tell_followers()
         lease.last_deadline_s = now + self._config.max_lease_s
         self._set_deadline(lease, now + self._config.lease_s)
         return lease.end
@@ -108,24 +127,42 @@ class Outbox:
         if lease is not None:
             self._finish(lease, LeaseEnd.WITHDRAWN)
 
-    def check(self, ticket: KVTicket) -> None:
-        """Whether the blocks of `ticket` may be read now; the offer is as good as the complete ticket, once the prompt is computed.
+    async def follow(self, key: str, nonce: bytes) -> AsyncGenerator[Progress, None]:
+        """How far an offered prompt is computed: at once, at each mark, and in the end with the complete ticket.
+
+        Raises:
+            TicketStale: the offer or the lease is over.
+        """
+        num_told = -1
+        while (lease := self._living(key, nonce)) is not None:
+            changed = lease.changed
+            if lease.is_readable:
+                yield Progress(lease.ticket.num_tokens, lease.ticket)
+                return
+            if lease.num_ready_tokens > num_told:
+                num_told = lease.num_ready_tokens
+                yield Progress(num_told)
+            await changed.wait()  # at once, when it changed while the reader had the last item
+        raise TicketStale(f"the offer of {key} is over")
+
+    def check(self, ticket: KVTicket, num_blocks: int) -> None:
+        """Whether the first `num_blocks` blocks of `ticket` may be read now; the offer is as good as the complete ticket.
 
         Raises:
             TicketStale: the lease is over.
-            TicketMismatch: the ticket is not what was offered; names the field.
+            TicketMismatch: the ticket is not what was offered, or not all of these blocks are computed yet; names the field.
         """
         lease = self._living(ticket.key, ticket.nonce)
         if lease is None:
             raise TicketStale(f"the lease of {ticket.key} is over")
-        if not lease.is_readable:
-            raise TicketMismatch("the prompt is not computed yet", param="first_token")
+        if not lease.is_readable and num_blocks > lease.num_ready_tokens // lease.ticket.layout.block_size:
+            raise TicketMismatch(f"of the prompt only {lease.num_ready_tokens} tokens are computed yet", param="first_token")
         offered = lease.ticket
         if ticket.first_token is None:  # the offer's form
             offered = dataclasses.replace(offered, first_token=None, checksums=())
-        for field in dataclasses.fields(KVTicket):
-            if getattr(ticket, field.name) != getattr(offered, field.name):
-                raise TicketMismatch(f"the ticket's {field.name} is not what was offered", param=field.name)
+        for name in KVTicket.__dataclass_fields__:
+            if getattr(ticket, name) != getattr(offered, name):
+                raise TicketMismatch(f"the ticket's {name} is not what was offered", param=name)
 
     def renew(self, key: str, nonce: bytes) -> float | None:
         """Extends the lease to its full length from now, within the cap; the seconds left, or None when it is over."""
@@ -191,6 +228,7 @@ class Outbox:
         if lease.timer is not None:
             lease.timer.cancel()
         del self._leases[lease.ticket.key]
+        lease.tell_followers()
         if not lease.end.done():  # a cancelled waiter leaves a cancelled future behind
             lease.end.set_result(end)
         self._free(lease.ticket.key)

@@ -1,7 +1,7 @@
 """The Prefill service: one stream for each prompt, open until its KV is taken.
 
     call ──► admitted ──► KVOffer      blocks are allocated
-                          Ready*       chunk after chunk is computed
+                          Ready*       chunk after chunk is computed, and readable from then on
                           FirstToken   the lease starts (or the request is done, and nothing is leased)
                           … open …     ──► taken: OK   ──► lease over: TicketStale
 
@@ -93,6 +93,7 @@ class _PrefillRun:
                 case Allocated():
                     await self._offer(event)
                 case Computed() if event is marks[-1]:
+                    self.outbox.mark(self.request.key, event.num_computed_tokens)
                     await self.write(pb.PrefillEvent(ready=pb.Ready(upto_token=event.num_computed_tokens)))
                 case Token():
                     await self._first_token(event)
@@ -111,7 +112,8 @@ class _PrefillRun:
     async def _offer(self, event: Allocated) -> None:
         self.ticket = self.issuer.offer(self.request, event.blocks)
         self.outbox.offer(self.ticket)
-        self.allocated_s = event.at_s  # the offer comes later: with the events of the step that computed the first chunk
+        self.outbox.mark(self.request.key, event.num_cached_tokens)
+        self.allocated_s = event.at_s
         offer = pb.KVOffer(
             ticket=wire.encode(self.ticket), num_cached_tokens=event.num_cached_tokens, wait_s=self.allocated_s - self.started_s
         )

@@ -186,13 +186,29 @@ class Client:
             assert await anext(first.rest, None) is None
             reason = convert.finish_reason_from_pb(first.event.finish_reason)
             return Answer((convert.output_from_pb(first.event.output),), reason, first.num_cached_tokens)
-        events = [event async for event in self.decode(decode, request, first.ticket)]
-        while events[0].WhichOneof("event") == "declined":
-            await asyncio.sleep(events[0].declined.retry_after_s)
-            events = [event async for event in self.decode(decode, request, first.ticket)]
-        assert events[0].WhichOneof("event") == "taken", events[0]
+        events = await self._decoded(decode, request, first.ticket)
         assert await anext(first.rest, None) is None, "nothing follows the commit"
         return _answer([first.event.output], events[1:], first.num_cached_tokens)
+
+    async def overlapped(self, prefill: Worker, decode: Worker, request: Request) -> Answer:
+        """As `disaggregated`, but the decode worker is asked with the offer; what it says of that is only right after the first token."""
+        events = aiter(self.prefill(prefill, request))
+        offer = (await anext(events)).offer
+        decoding = asyncio.create_task(self._decoded(decode, request, offer.ticket))
+        last = [event async for event in events][-1]  # to the commit, or to the end of a request that had but one token
+        if not last.first_token.ticket:
+            decoding.cancel()
+            reason = convert.finish_reason_from_pb(last.first_token.finish_reason)
+            return Answer((convert.output_from_pb(last.first_token.output),), reason, offer.num_cached_tokens)
+        return _answer([last.first_token.output], (await decoding)[1:], offer.num_cached_tokens)
+
+    async def _decoded(self, worker: Worker, request: Request, ticket: bytes) -> list[pb.DecodeEvent]:
+        """All events from a worker that has room sooner or later."""
+        while True:
+            events = [event async for event in self.decode(worker, request, ticket)]
+            if events[0].WhichOneof("event") == "taken":
+                return events
+            await asyncio.sleep(events[0].declined.retry_after_s)
 
     async def both_legs(self, prefill: Worker, decode: Worker, request: Request) -> AsyncGenerator[Any, None]:
         """Every event of the request in order. Closing it early cancels whatever is open, as a gateway does whose client left."""

@@ -44,6 +44,9 @@ class Service(stubs.KVServicer):
                 raise self.error
         return pb.DescribeReply(incarnation="x")
 
+    def Follow(self, request: Any, context: aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def Fetch(self, request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         self.num_calls += 1
         async with rpc.answering(context):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +30,7 @@ from cluster.kv_layout import KVLayout
 from cluster.types import Request, TokenOutput
 
 _LOG = logging.getLogger(__name__)
+Events = list[tuple[str, EngineEvent]]  # by `Request.key`
 MAX_FAILED_STEPS = 3  # in a row: then the fault is not in the requests
 
 
@@ -187,10 +189,14 @@ class Engine:
         """Whether a step could do something. False too while all sequences wait for blocks that only a command frees."""
         return not self._is_stuck and bool(self._roster.running or self._roster.queued)
 
-    def step(self) -> list[tuple[str, EngineEvent]]:
+    def step(self, announce: Callable[[Events], None] | None = None) -> Events:
         """Schedules, runs, and updates; what happened, by `Request.key`.
 
         When the model raises, the sequences of the step end with `Failed` and the others go on.
+
+        Args:
+            announce: hears of allocations before the model runs, so that whoever will read the blocks prepares meanwhile. They are not
+                among what is returned then.
 
         Raises:
             InternalError: steps keep failing, whoever is in them: the engine is broken.
@@ -200,6 +206,9 @@ class Engine:
         self._is_stuck = not step.rows
         self._swap_space.apply(step.moves)
         events = [(sequence.key, self._allocated(sequence, started_s)) for sequence in step.admitted]
+        if announce is not None:
+            announce(events)
+            events = []
         if not step.rows:
             return events
         try:
@@ -256,7 +265,7 @@ class Engine:
         sequence.status = SequenceStatus.FINISHED
         self._is_stuck = False
 
-    def _fail(self, rows: list[ScheduledSequence], error: Exception) -> list[tuple[str, EngineEvent]]:
+    def _fail(self, rows: list[ScheduledSequence], error: Exception) -> Events:
         """The step wrote to blocks of its own rows only, so all others are whole."""
         _LOG.error("a step of %d sequences failed", len(rows), exc_info=error)
         for row in rows:

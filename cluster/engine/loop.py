@@ -1,6 +1,8 @@
 """The engine for asyncio: it steps in a thread of its own, off the event loop, and commands run between its steps.
 
-    any thread: post a command ──► [engine's thread: commands, then one step if there is work, else sleep] ──► streams, once a step each
+    any thread: post a command ──► [engine's thread: commands, then one step if there is work, else sleep] ──► streams
+
+A stream hears of its allocation before the step that computes its first chunk, and of what a step did once, after it.
 
 A step whose model call fails ends its own sequences with `Failed`, and the engine goes on. Anything else that raises in the thread is a
 bug or a dead device: the loop is *broken*, every stream ends with InternalError, and the worker's health check says so.
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.engine.engine import Engine, Reservation
+from cluster.engine.engine import Engine, Events, Reservation
 from cluster.engine.event_stream import EventStream
 from cluster.engine.events import EngineEvent
 from cluster.engine.load import EngineLoad
@@ -215,11 +217,17 @@ class EngineLoop:
         self._busy_since_s = time.monotonic()
         for _ in range(len(self._commands)):
             self._commands.popleft().run(self._engine)
-        events = self._engine.step() if self._engine.has_work else []
+        events = self._engine.step(self._announce) if self._engine.has_work else []
         self._load = self._engine.load()
         self._deliver(events)
 
-    def _deliver(self, events: list[tuple[str, EngineEvent]]) -> None:
+    def _announce(self, events: Events) -> None:
+        """Within a step, whose sequences nobody may end now: a reader that is gone is found out by `_deliver`."""
+        for key, event in events:
+            if (stream := self._streams.get(key)) is not None:
+                stream.deliver([event])
+
+    def _deliver(self, events: Events) -> None:
         by_key: defaultdict[str, list[EngineEvent]] = defaultdict(list)
         for key, event in events:
             by_key[key].append(event)

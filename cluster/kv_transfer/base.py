@@ -4,9 +4,10 @@ Life of a handoff, seen from the reader (the decode worker's Intake):
 
     1. describe  the peer's KV service says who it is, its layout and what each of its planes needs to be reached
     2. connect   the first plane of the config that both have and that can reach the peer; kept per incarnation
-    3. read      whole blocks, from the ticket's positions into our own block ids; may be repeated until the commit. Blocks of
-                 another layout than ours are read into a staging area and repacked from there (`repack`)
-    4. release   KV.Release is the commit: only after VALID may a decode step use what was read (promise P3)
+    3. follow    of a prompt that is offered and not computed yet: how far it is, and in the end the complete ticket
+    4. read      whole blocks, from the ticket's positions into our own block ids; may be repeated until the commit, and may begin
+                 with what is computed. Blocks of another layout than ours are read into a staging area and repacked from there (`repack`)
+    5. release   KV.Release is the commit: only after VALID may a decode step use what was read (promise P3)
 
 Planes move bytes and know nothing of tickets' validity: the owner checks the ticket where it is asked (`TicketChecker`), and the
 commit settles races with a lease that ran out during a one-sided read.
@@ -15,7 +16,7 @@ commit settles races with a lease that ran out during a one-sided read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -38,15 +39,30 @@ class PeerDescription:
     planes: dict[str, bytes]  # plane name → what its `connect` needs
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the KV of an offered prompt is computed."""
+
+    num_ready_tokens: int
+    ticket: KVTicket | None = None  # complete, once all is
+
+
 class TicketChecker(Protocol):
     """Who decides whether a ticket is good: the prefill worker's Outbox."""
 
-    def check(self, ticket: KVTicket) -> None:
-        """Whether the ticket's blocks may be read now.
+    def check(self, ticket: KVTicket, num_blocks: int) -> None:
+        """Whether the first `num_blocks` of the ticket's blocks may be read now.
 
         Raises:
         TicketStale: the lease is over.
-        TicketMismatch: the ticket is not what was offered; names the field.
+        TicketMismatch: the ticket is not what was offered, or the blocks are not computed yet; names the field.
+        """
+
+    def follow(self, key: str, nonce: bytes) -> AsyncGenerator[Progress, None]:
+        """The progress of an offer: at once, at each mark, and in the end with the complete ticket. Of several marks the last says all.
+
+        Raises:
+        TicketStale: the offer or the lease is over.
         """
 
     def renew(self, key: str, nonce: bytes) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -14,11 +14,11 @@ from cluster import rpc, wire
 from cluster.errors import BatonError, ClientGone, DeadlineExceeded, NoCapacity, TicketMismatch, TransferError, WrongIncarnation
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import PeerDescription
+from cluster.kv_transfer.base import PeerDescription, Progress
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs
 
-PROTOCOL_VERSION: Final = 1  # of KV control and of what the planes publish; raised with every change that an older reader would misread
+PROTOCOL_VERSION: Final = 2  # of KV control and of what the planes publish; raised with every change that an older reader would misread
 
 _TIMEOUT_S: Final = 5.0
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class KVControlClient:
         self._metadata = rpc.secret_metadata(secret)
         self._channel = rpc.channel(endpoint, *rpc.KEEPALIVE)
         self._stub = stubs.KVStub(self._channel)
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def describe(self) -> PeerDescription:
         """Who answers at the endpoint.
@@ -82,21 +82,49 @@ class KVControlClient:
             reply = await self._call(self._stub.Release, request)
         return reply.state == pb.LEASE_STATE_VALID
 
+    async def follow(self, ticket: KVTicket) -> AsyncGenerator[Progress, None]:
+        """How far the prompt of the offer `ticket` is computed; the last item has the complete ticket.
+
+        Raises:
+            TicketStale: the offer has ended, or the lease.
+            TicketMismatch: what came as a ticket is none.
+        """
+        self._check_open()
+        call = self._stub.Follow(pb.FollowRequest(header=self._header, ticket=_name(ticket)), metadata=self._metadata)
+        try:
+            while True:
+                with transfer_errors():
+                    message = await rpc.read(call)
+                if message is None:
+                    return
+                yield Progress(message.num_ready_tokens, KVTicket.unpack(message.ticket) if message.ticket else None)
+        finally:
+            call.cancel()
+
     async def wait_lost(self) -> None:
-        """Returns when the connection, which a call has opened, is lost."""
-        if not self._closed:
-            await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        """Returns when the connection, which a call has opened, is lost or closed."""
+        # Closing a channel ends the watch of it only when the last object of its calls is collected.
+        watch = asyncio.ensure_future(self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait((watch, closed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            closed.cancel()
 
     async def close(self) -> None:
         """Calls in progress end with TransferError. Idempotent."""
-        self._closed = True
+        self._closed.set()
         await self._channel.close(None)
 
     async def _call(self, method: Callable[..., aio.UnaryUnaryCall[Any, _T]], request: object) -> _T:
-        if self._closed:
-            raise TransferError("the connection to the prefill worker is closed")
+        self._check_open()
         with transfer_errors():
             return await method(request, metadata=self._metadata, timeout=_TIMEOUT_S)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise TransferError("the connection to the prefill worker is closed")
 
 
 def check_version(version: int) -> None:

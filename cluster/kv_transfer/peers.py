@@ -9,7 +9,7 @@ What is known of a peer (description, plane, mapping, channels) is asked once an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from cluster.errors import TicketMismatch
 from cluster.kv_layout import KVLayout, why_no_handover
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, Progress
 from cluster.kv_transfer.control import KVControlClient
 from cluster.kv_transfer.selection import connect
 from cluster.types import KVPeer
@@ -40,6 +40,10 @@ class Peer:
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
         """See `Connection.read`."""
         await self.connection.read(ticket, indexes, destination, block_ids)
+
+    def follow(self, ticket: KVTicket) -> AsyncGenerator[Progress, None]:
+        """See `KVControlClient.follow`."""
+        return self.control.follow(ticket)
 
     async def renew(self, ticket: KVTicket) -> float | None:
         """See `KVControlClient.renew`."""

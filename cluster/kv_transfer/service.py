@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import torch
@@ -67,14 +68,23 @@ class KVService(stubs.KVServicer):
             check_version(request.protocol_version)
         return self._description
 
+    async def Follow(self, request: pb.FollowRequest, context: _Context) -> AsyncIterator[pb.Progress]:  # noqa: N802
+        async with rpc.answering(context):
+            self._check_header(request.header)
+            async with aclosing(self._checker.follow(_key(request.ticket), request.ticket.nonce)) as marks:
+                async for mark in marks:
+                    ticket = b"" if mark.ticket is None else wire.encode(mark.ticket)
+                    yield pb.Progress(num_ready_tokens=mark.num_ready_tokens, ticket=ticket)
+
     async def Fetch(self, request: pb.FetchRequest, context: _Context) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         async with rpc.answering(context):
             self._check_header(request.header)
             ticket = KVTicket.unpack(request.ticket)
-            self._checker.check(ticket)
+            num_blocks = max(request.indexes, default=-1) + 1
+            self._checker.check(ticket, num_blocks)
             rows = source_rows(ticket, request.indexes, self._pool.shape[0])
             for index, data in pack_chunks(self._pool, rows):
-                self._checker.check(ticket)  # still, and so until after the copy that was just made
+                self._checker.check(ticket, num_blocks)  # still, and so until after the copy that was just made
                 yield pb.FetchChunk(index=index, data=data)
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewReply:  # noqa: N802

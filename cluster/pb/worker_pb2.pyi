@@ -409,7 +409,7 @@ class DecodeRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
-    """msgpack KVTicket with first_token"""
+    """msgpack KVTicket: complete, or as offered, while the prompt is still being computed"""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -502,7 +502,7 @@ class KVTaken(_message.Message):
     wait_s: _builtins.float
     """from the call until blocks were reserved"""
     transfer_s: _builtins.float
-    """reading and commit"""
+    """reading and commit, as far as the whole prompt was computed and blocks were reserved"""
     def __init__(
         self,
         *,
@@ -651,6 +651,54 @@ class DescribeReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___Header: ...
+    @_builtins.property
+    def ticket(self) -> Global___TicketName: ...
+    def __init__(
+        self,
+        *,
+        header: Global___Header | None = ...,
+        ticket: Global___TicketName | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "ticket", b"ticket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_READY_TOKENS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    num_ready_tokens: _builtins.int
+    """their KV is final, and the blocks that they fill may be read"""
+    ticket: _builtins.bytes
+    """msgpack KVTicket, complete; with the last message alone"""
+    def __init__(
+        self,
+        *,
+        num_ready_tokens: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_ready_tokens", b"num_ready_tokens", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):

@@ -202,6 +202,11 @@ class KVStub:
                 request_serializer=worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=worker__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/baton.worker.v1.KV/Follow',
+                request_serializer=worker__pb2.FollowRequest.SerializeToString,
+                response_deserializer=worker__pb2.Progress.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/baton.worker.v1.KV/Fetch',
                 request_serializer=worker__pb2.FetchRequest.SerializeToString,
@@ -226,6 +231,13 @@ class KVServicer:
 
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
+        """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -257,6 +269,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=worker__pb2.DescribeRequest.FromString,
                     response_serializer=worker__pb2.DescribeReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=worker__pb2.FollowRequest.FromString,
+                    response_serializer=worker__pb2.Progress.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -303,6 +320,33 @@ class KV:
             '/baton.worker.v1.KV/Describe',
             worker__pb2.DescribeRequest.SerializeToString,
             worker__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.worker.v1.KV/Follow',
+            worker__pb2.FollowRequest.SerializeToString,
+            worker__pb2.Progress.FromString,
             options,
             channel_credentials,
             insecure,

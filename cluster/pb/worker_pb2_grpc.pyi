@@ -113,6 +113,8 @@ class KVStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KVAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]
+    Follow: _grpc.UnaryStreamMultiCallable[_worker_pb2.FollowRequest, _worker_pb2.Progress]
+    """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket."""
     Fetch: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchChunk]
     """For data planes that need the owner to send."""
     Renew: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenewRequest, _worker_pb2.RenewReply]
@@ -125,6 +127,8 @@ class KVAsyncStub(KVStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]  # type: ignore[assignment]
+    Follow: _aio.UnaryStreamMultiCallable[_worker_pb2.FollowRequest, _worker_pb2.Progress]  # type: ignore[assignment]
+    """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket."""
     Fetch: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchChunk]  # type: ignore[assignment]
     """For data planes that need the owner to send."""
     Renew: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenewRequest, _worker_pb2.RenewReply]  # type: ignore[assignment]
@@ -140,6 +144,14 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DescribeReply, _abc.Awaitable[_worker_pb2.DescribeReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _worker_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.Progress], _abc.AsyncIterator[_worker_pb2.Progress]]:
+        """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket."""
 
     @_abc_1.abstractmethod
     def Fetch(

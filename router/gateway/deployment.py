@@ -51,6 +51,7 @@ class GatewayReplica:
                 router=RouterClient(caller(router), patience_s=_ROUTER_PATIENCE_S),
                 workers=WorkerClients(config.cluster_secret),
                 config=config.gateway,
+                overlaps=config.kv_transfer.overlap,
                 metrics=metrics,
                 metrics_text=Scraper(_sources(handles, "metrics_text", _SCRAPE_TIMEOUT_S), metrics).text,
                 cluster_books=Auditor(_sources(handles, "books", _BOOKS_TIMEOUT_S)).books,

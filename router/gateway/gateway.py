@@ -51,6 +51,7 @@ class GatewayParts:
     router: RouterClient
     workers: WorkerClients
     config: GatewayConfig
+    overlaps: bool  # KV travels while its prompt is being computed
     metrics: GatewayMetrics
     metrics_text: Callable[[], Awaitable[str]]  # one scrape of the whole cluster
     cluster_books: Callable[[], Awaitable[ClusterBooks]]
@@ -69,6 +70,7 @@ class Gateway:
         self.book = PlacementBook(parts.router, gateway_id=f"gateway-{uuid.uuid4().hex}")
         self._tokenizer = parts.tokenizer
         self._workers = parts.workers
+        self._overlaps = parts.overlaps
         self._heart: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -169,6 +171,7 @@ class Gateway:
             self.metrics,
             max_attempts=self.config.max_attempts,
             recomputes=self.config.failure_policy == "recompute",
+            overlaps=self._overlaps,
         )
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens is not False)
         return Generation(job, run, TextStream(run, detokenizer, request.stops, min_tokens=sampling.min_tokens))

@@ -1,13 +1,14 @@
 """Between the two legs: finds a decode worker that takes the KV which waits at the prefill worker.
 
-The prefill stream stays open meanwhile, for closing it frees the blocks. It is watched: when it fails, the KV is gone and so is the
-attempt. A decode worker that has no room declines, and one that cannot be reached or refuses has not touched the ticket; either way the
-router names another worker for the same ticket.
+It may begin when the blocks are offered, and not all computed yet. The prefill stream stays open meanwhile, for closing it frees the
+blocks. It is watched: when it fails, the KV is gone and so is the attempt. A decode worker that has no room declines, and one that cannot
+be reached or refuses has not touched the ticket; either way the router names another worker for the same ticket.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from cluster.errors import DeadlineExceeded, NoCapacity, StaleEpoch, TransferError, WrongIncarnation
 from cluster.pb import worker_pb2 as pb
@@ -17,10 +18,14 @@ from router.gateway.job import Job
 from router.gateway.legs import AttemptFailed, Legs, expect
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
+from router.gateway.prefill_leg import PrefillLeg
 from router.gateway.timeline import Timeline
 from router.gateway.worker_clients import WorkerClients, WorkerStream
 
 DecodeStream = WorkerStream[pb.DecodeEvent]
+HandedOver = tuple[DecodeStream, WorkerAddress]
+
+_SETTLE_S: Final = 0.25
 
 
 class Handoff:
@@ -36,9 +41,7 @@ class Handoff:
         self._timeline = timeline
         self._max_failures = max_failures
 
-    async def run(
-        self, placement: Placement, request: Request, ticket: bytes, legs: Legs, prefill: WorkerStream[pb.PrefillEvent]
-    ) -> tuple[DecodeStream, WorkerAddress]:
+    async def run(self, placement: Placement, request: Request, prefill: PrefillLeg, legs: Legs) -> HandedOver:
         """The decode worker that has taken the KV, and its stream after `KVTaken`.
 
         Raises:
@@ -47,17 +50,18 @@ class Handoff:
         """
         assert placement.prefill is not None, "its stream is what brought the ticket"
         prefill_worker = placement.prefill
-        prefill_end = legs.spawn(_drain(prefill))
         num_failures = 0
         while True:
-            stream = legs.open(self._ask(placement, request, ticket))
+            stream = legs.open(self._ask(placement, request, prefill.ticket))
             try:
-                event = await legs.linked(stream.read(), prefill_end)
+                event = await legs.linked(stream.read(), prefill.end)
             except NoCapacity as error:
                 # What went wrong with the KV itself no other worker can mend.
                 num_failures += 1
-                if isinstance(error, TransferError) or prefill_end.done() or num_failures >= self._max_failures:
-                    raise AttemptFailed(error, prefill_worker if _has_failed(prefill_end) else placement.decode) from error
+                if isinstance(error, TransferError):
+                    await prefill.settle(_SETTLE_S)  # the cause may be its end, well or not, which we hear of by another way
+                if isinstance(error, TransferError) or prefill.end.done() or num_failures >= self._max_failures:
+                    raise AttemptFailed(error, prefill_worker if prefill.has_failed else placement.decode) from error
                 reason, retry_after_s, is_gone = error.code, 0.0, _is_gone(error)
             else:
                 if event is not None and event.WhichOneof("event") == "taken":
@@ -69,10 +73,10 @@ class Handoff:
             self._metrics.retries.labels(reason).inc()
             redirect = Redirect(self._job.request_id, placement.decode.incarnation, retry_after_s, is_gone)
             try:
-                placement = await legs.linked(self._redirect(redirect), prefill_end)
+                placement = await legs.linked(self._redirect(redirect), prefill.end)
             except NoCapacity as error:
                 # A placement ends with any of its workers, also while it waits for the life that follows: that is no reason to give up.
-                if _has_failed(prefill_end) or isinstance(error, StaleEpoch):
+                if prefill.has_failed or isinstance(error, StaleEpoch):
                     raise AttemptFailed(error, prefill_worker) from error
                 raise
 
@@ -91,13 +95,3 @@ class Handoff:
 def _is_gone(error: NoCapacity) -> bool:
     """Nobody answers at its address, or another life of it does. Any other refusal was its own word."""
     return type(error) is NoCapacity or isinstance(error, WrongIncarnation)
-
-
-def _has_failed(leg: asyncio.Task[None]) -> bool:
-    """Its end alone is no failure: a decode worker that died may have taken the KV first."""
-    return leg.done() and not leg.cancelled() and leg.exception() is not None
-
-
-async def _drain(prefill: WorkerStream[pb.PrefillEvent]) -> None:
-    while await prefill.read() is not None:
-        pass

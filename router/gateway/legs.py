@@ -33,7 +33,7 @@ class Legs:
         self._tasks.append(task)
         return task
 
-    async def linked(self, work: Coroutine[Any, Any, T], other: asyncio.Task[None]) -> T:
+    async def linked(self, work: Coroutine[Any, Any, T], other: asyncio.Task[Any]) -> T:
         """The result of `work`, unless the other leg fails first: then that leg's error."""
         task = self.spawn(work)
         await asyncio.wait((task, other), return_when=asyncio.FIRST_COMPLETED)

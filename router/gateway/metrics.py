@@ -41,6 +41,12 @@ class GatewayMetrics:
             "baton_e2e_seconds", "Arrival to last token, of requests that finished", buckets=STAGE_BUCKETS_S, registry=registry
         )
         self.stages = Histogram("baton_stage_seconds", "Time of a request by stage", ["stage"], buckets=STAGE_BUCKETS_S, registry=registry)
+        self.exposed_transfer = Histogram(
+            "baton_exposed_transfer_seconds",
+            "First to second token but for the decode step, of requests whose KV was handed over: what the handoff costs a reader",
+            buckets=STAGE_BUCKETS_S,
+            registry=registry,
+        )
         self.scrape_failures = Counter(
             "baton_scrape_failures", "Processes whose metrics did not come in time", ["deployment"], registry=registry
         )
@@ -49,3 +55,5 @@ class GatewayMetrics:
         """One finished request's stages."""
         for stage in _STAGES:
             self.stages.labels(stage).observe(getattr(timings, f"{stage}_s"))
+        if timings.transfer_s and (exposed_s := timings.extra.get("exposed_transfer_s")) is not None:
+            self.exposed_transfer.observe(exposed_s)

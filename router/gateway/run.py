@@ -2,7 +2,8 @@
 
     1. admit     the router queues it and answers with a placement
     2. prefill   KVOffer → Ready* → FirstToken; the first token goes out at once, and the stream stays open for the blocks' sake
-    3. decode    with the ticket: KVTaken → Tokens* (`handoff` finds the worker)
+    3. decode    with the ticket: KVTaken → Tokens* (`handoff` finds the worker). It begins at the offer, so that the KV travels while
+                 the rest of the prompt is computed; without overlap, after the first token
        or, where one worker does both (no prefill in the placement): Prefilled → Tokens*
 
 A worker's failure starts again at 1 (same seed, same order key, without the worker that failed). After the first token too, unless the
@@ -24,13 +25,14 @@ from cluster.convert import finish_reason_from_pb, output_from_pb
 from cluster.errors import DeadlineExceeded, InternalError, StaleEpoch
 from cluster.pb import worker_pb2 as pb
 from cluster.types import AdmitRequest, FinishReason, OrderKey, Placement, Request, StageTimings, TokenOutput, WorkerAddress
-from router.gateway.handoff import DecodeStream, Handoff
+from router.gateway.handoff import DecodeStream, HandedOver, Handoff
 from router.gateway.job import Job
 from router.gateway.legs import AttemptFailed, Legs, blaming, expect
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
+from router.gateway.prefill_leg import PrefillLeg
 from router.gateway.timeline import Timeline
-from router.gateway.worker_clients import WorkerClients, WorkerStream
+from router.gateway.worker_clients import WorkerClients
 
 _MOST_ATTEMPTS: Final = 30  # in all: a request that ends each worker it comes to shall not meet all of them
 
@@ -47,12 +49,21 @@ class RequestRun:
     """One run of one job. Read `tokens()` once, inside `contextlib.aclosing`."""
 
     def __init__(
-        self, job: Job, book: PlacementBook, workers: WorkerClients, metrics: GatewayMetrics, *, max_attempts: int, recomputes: bool
+        self,
+        job: Job,
+        book: PlacementBook,
+        workers: WorkerClients,
+        metrics: GatewayMetrics,
+        *,
+        max_attempts: int,
+        recomputes: bool,
+        overlaps: bool,
     ) -> None:
         """
         Args:
             max_attempts: in a row without a new token.
             recomputes: workers may fail after the first token too.
+            overlaps: KV travels while its prompt is being computed.
         """
         self._job = job
         self._book = book
@@ -60,6 +71,7 @@ class RequestRun:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._recomputes = recomputes
+        self._overlaps = overlaps
         self._timeline = Timeline(job.started_s, metrics)
         self._handoff = Handoff(job, book, workers, metrics, self._timeline, max_failures=max_attempts)
         self._legs = Legs()
@@ -148,9 +160,12 @@ class RequestRun:
                     yield chunk
 
     async def _two_legs(self, placement: Placement, worker: WorkerAddress, request: Request) -> AsyncGenerator[TokenChunk, None]:
+        stream = self._legs.open(self._workers.prefill(worker, placement.router_epoch, request, self._job.remaining_s()))
+        prefill = PrefillLeg(stream, self._legs, self._timeline)
         with blaming(worker):
-            prefill = self._legs.open(self._workers.prefill(worker, placement.router_epoch, request, self._job.remaining_s()))
-            first = await self._first_token(prefill)
+            self._set_cached((await prefill.offer()).num_cached_tokens)
+        handoff = self._begin_handoff(placement, request, prefill) if self._may_overlap(request) else None
+        first = await self._first_token(prefill, worker, handoff)
         chunk = TokenChunk((output_from_pb(first.output),), finish_reason_from_pb(first.finish_reason))
         if self._generated:
             self._check_repeated(chunk)
@@ -159,20 +174,27 @@ class RequestRun:
             yield chunk
         if chunk.finish_reason is not None:
             return
-        decode, decode_worker = await self._handoff.run(placement, request, first.ticket, self._legs, prefill)
+        decode, decode_worker = await (handoff or self._begin_handoff(placement, request, prefill))
         with blaming(decode_worker):
             async with aclosing(self._token_chunks(decode)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _first_token(self, prefill: WorkerStream[pb.PrefillEvent]) -> pb.FirstToken:
-        offer = expect(await prefill.read(), "offer").offer
-        self._set_cached(offer.num_cached_tokens)
-        while (event := await prefill.read()) is not None:
-            if event.WhichOneof("event") == "first_token":
-                self._timeline.prefilled(offer.wait_s, event.first_token.prefill_s)
-                return event.first_token
-        raise InternalError("the prefill worker ended its stream without a first token")
+    def _may_overlap(self, request: Request) -> bool:
+        """A request that ends with its first token has no decode leg."""
+        return self._overlaps and request.sampling.max_tokens > 1
+
+    def _begin_handoff(self, placement: Placement, request: Request, prefill: PrefillLeg) -> asyncio.Task[HandedOver]:
+        return self._legs.spawn(self._handoff.run(placement, request, prefill, self._legs))
+
+    async def _first_token(self, prefill: PrefillLeg, worker: WorkerAddress, handoff: asyncio.Task[HandedOver] | None) -> pb.FirstToken:
+        """Fails with whichever leg fails first."""
+
+        async def first_token() -> pb.FirstToken:
+            with blaming(worker):
+                return await prefill.first_token()
+
+        return await first_token() if handoff is None else await self._legs.linked(first_token(), handoff)
 
     async def _token_chunks(self, stream: DecodeStream) -> AsyncGenerator[TokenChunk, None]:
         while True:

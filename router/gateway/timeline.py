@@ -4,9 +4,11 @@
     second token = first token + handoff + transfer + decode wait + first step
 
 The gateway measures the left sides and its own stages on its own clock; workers report durations of theirs. Handoff is the gateway's too:
-until the first token is written to its reader and a decode worker asked. What is not explained (hops between processes) is reported, as
-is time lost to failed attempts and to decode workers that declined. What is lost after the first token is in `recompute_s`, from a
-worker's failure to the next token; until the second token it is also part of the handoff.
+until the first token is written to its reader and a decode worker asked; none, where the decode worker was asked at the offer. What a
+decode worker did before the first token is hidden behind the prefill, and so in no stage: transfer is the exposed part of it. What is not
+explained (hops between processes) is reported, as is time lost to failed attempts and to decode workers that declined. What is lost
+after the first token is in `recompute_s`, from a worker's failure to the next token; until the second token it is also part of the
+handoff.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Timeline:
         self._declined_s = 0.0
         self._first_step_s = 0.0
         self._decode_asked_s: float | None = None
+        self._prefilled_s = 0.0  # of this attempt; 0: not yet
         self._first_token_s: float | None = None
         self._second_token_s: float | None = None
         self._last_token_s: float | None = None
@@ -51,8 +54,9 @@ class Timeline:
             self._failed_attempts_s += now_s - self._attempt_s
         else:
             self._failed_s = now_s if self._failed_s is None else self._failed_s
-            self._decode_asked_s = None
             self._hand_over(now_s)
+        self._decode_asked_s = None
+        self._prefilled_s = 0.0
         self._attempt_s = now_s
 
     def placed(self, router_queue_s: float) -> None:
@@ -63,26 +67,29 @@ class Timeline:
 
     def prefilled(self, wait_s: float, prefill_s: float) -> None:
         """A worker's account of the prompt."""
+        self._prefilled_s = time.monotonic()
         if self._first_token_s is None:
             self._prefill_wait_s = wait_s
             self._prefill_s = prefill_s
         else:
-            self._hand_over(time.monotonic())
+            self._hand_over(self._prefilled_s)
 
     def decode_asked(self) -> None:
         """A decode worker is asked; again after a refusal."""
         now_s = time.monotonic()
         if self._decode_asked_s is None:
             self._hand_over(now_s)
-        elif self._second_token_s is None:
-            self._declined_s += now_s - self._decode_asked_s
+        elif self._prefilled_s and self._second_token_s is None:
+            self._declined_s += now_s - max(self._decode_asked_s, self._prefilled_s)
         self._decode_asked_s = now_s
 
     def kv_taken(self, event: pb.KVTaken) -> None:
         """The KV is at the decode worker."""
         if self._second_token_s is None:
+            assert self._decode_asked_s is not None, "who asked?"
+            hidden_s = max(0.0, self._prefilled_s - self._decode_asked_s)
             self._transfer_s = event.transfer_s
-            self._decode_wait_s = event.wait_s
+            self._decode_wait_s = max(0.0, event.wait_s - hidden_s)
 
     def tokens(self, num_tokens: int, decode_wait_s: float = 0.0, step_s: float = 0.0) -> None:
         """Tokens arrived; the durations are the decode worker's, with its first ones after the KV."""
@@ -136,6 +143,7 @@ class Timeline:
                 second_s = self._second_token_s - self._first_token_s
                 stages_s = self._handoff_s + self._declined_s + self._transfer_s + self._decode_wait_s + self._first_step_s
                 extra |= {"second_token_s": second_s, "second_token_unexplained_s": second_s - stages_s}
+                extra["exposed_transfer_s"] = second_s - self._first_step_s
         return StageTimings(
             gateway_s=self._gateway_s,
             queue_s=self._queue_s,

@@ -24,7 +24,7 @@ _MAX_IDLE_CHANNELS: Final = 64  # workers that are gone never come back under th
 class WorkerStream(Generic[E]):
     """One server-streaming call, read one event at a time."""
 
-    def __init__(self, call: aio.UnaryStreamCall[Any, Any]) -> None:
+    def __init__(self, call: aio.UnaryStreamCall[Any, E]) -> None:
         self._call = call
 
     async def read(self) -> E | None:
@@ -34,17 +34,12 @@ class WorkerStream(Generic[E]):
             BatonError: the call failed; the worker's own error where it sent one.
         """
         try:
-            # Shielded: grpc.aio never frees a read whose awaiter is cancelled (grpc/grpc#43360), but one that ends with its call it does.
-            message: Any = await asyncio.shield(self._call.read())
+            return await rpc.read(self._call)
         except asyncio.CancelledError:
             self._call.cancel()
             raise
         except aio.AioRpcError as failure:
             raise _error_of(failure) from failure
-        if message is aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
-            return None
-        event: E = message
-        return event
 
     def cancel(self) -> None:
         """Ends the call; the worker frees what it held for it. Idempotent."""

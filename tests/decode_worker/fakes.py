@@ -15,6 +15,7 @@ from cluster.engine.engine import Reservation
 from cluster.engine.events import EngineEvent
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
+from cluster.kv_transfer.base import Progress
 from cluster.types import OrderKey, Request, SamplingParams, TokenOutput
 from decode_worker.block_reader import Destination
 from decode_worker.intake import Intake
@@ -96,6 +97,7 @@ class FakePeer:
     after_read: Callable[[], Awaitable[None]] = nothing
     before_release: Callable[[], Awaitable[None]] = nothing
     before_renew: Callable[[], Awaitable[None]] = nothing
+    progress: asyncio.Queue[Progress | BaseException | None] = field(default_factory=asyncio.Queue)  # None ends the stream
     indexes: list[int] = field(default_factory=list)
     takers: set[str] = field(default_factory=set)
 
@@ -107,6 +109,16 @@ class FakePeer:
             destination[block_id] = self.pool[ticket.blocks[index].block_id]
         await self.after_read()
         self.log.append("read ended")
+
+    async def follow(self, ticket: KVTicket) -> AsyncGenerator[Progress, None]:
+        self.log.append("follow")
+        while True:
+            progress = await self.progress.get()
+            if isinstance(progress, BaseException):
+                raise progress
+            if progress is None:
+                return
+            yield progress
 
     async def renew(self, ticket: KVTicket) -> float | None:
         self.log.append("renew")
@@ -124,7 +136,7 @@ class FakePeer:
 class Bench:
     """An intake between a fake engine and a fake peer."""
 
-    def __init__(self, renew_interval_s: float = 60.0) -> None:
+    def __init__(self, renew_interval_s: float = 60.0, *, checksums: bool = True) -> None:
         self.log: list[str] = []
         self.engine = FakeEngine(self.log)
         generator = torch.Generator().manual_seed(0)
@@ -134,7 +146,7 @@ class Bench:
         self.tails: list[tuple[int, int]] = []
         self.before_connect: Callable[[], Awaitable[None]] = nothing
         destination = Destination(self.pool, LAYOUT, "ckpt", "me", lambda block_id, from_token: self.tails.append((block_id, from_token)))
-        transfer = TransferConfig(renew_interval_s=renew_interval_s, lease_s=120.0)
+        transfer = TransferConfig(renew_interval_s=renew_interval_s, lease_s=120.0, checksums=checksums)
         self.intake = Intake(self.engine, destination, self._peer_of, transfer)
 
     async def _peer_of(self, _ticket: KVTicket) -> FakePeer:

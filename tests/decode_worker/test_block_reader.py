@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.engine.engine import Reservation
 from cluster.errors import TransferError
@@ -63,14 +65,15 @@ class Bench:
         self.pool = torch.full((64, ours.block_bytes), UNTOUCHED, dtype=torch.uint8)
         self.tails: list[tuple[int, int]] = []
         destination = Destination(self.pool, ours, "ckpt", "me", lambda block_id, from_token: self.tails.append((block_id, from_token)))
-        self.reader = BlockReader(destination, staging_bytes)
+        self.reader = BlockReader(destination, staging_bytes, checksums=False)
 
     def expected(self, ticket: KVTicket) -> torch.Tensor:
         """The whole prompt in our blocks."""
         return Repacker(self.peer.layout, self.ours).repack(self.peer.pool[[ref.block_id for ref in ticket.blocks]])
 
     async def read(self, num_tokens: int, block_ids: tuple[int, ...], num_cached_blocks: int = 0) -> int:
-        return await self.reader.read(self.peer, self.peer.ticket(num_tokens), Reservation("r/0", block_ids, num_cached_blocks))
+        ticket = self.peer.ticket(num_tokens)
+        return await self.reader.begin(self.peer, ticket, Reservation("r/0", block_ids, num_cached_blocks)).finish(ticket)
 
 
 @pytest.mark.parametrize("block_size", [2, 4, 16, 32])
@@ -97,6 +100,33 @@ async def test_what_is_missing_arrives_and_nothing_else_is_written(
             assert torch.equal(bench.pool, expected)
             assert bench.tails == ([(block_ids[-1], num_tokens % 8)] if num_tokens % 8 else [])
             bench.reader.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_runs_behind_marks_bring_the_same_as_one_read(data: st.DataObject) -> None:
+    """Each block travels once, whatever the marks; of a mark that fills no block of ours nothing is read yet."""
+    source = replace(OURS, block_size=data.draw(st.sampled_from([2, 4, 8, 16, 32])), packing=data.draw(st.sampled_from(["rows", "vnni"])))
+    num_tokens = data.draw(st.integers(1, 60))
+    num_blocks = OURS.num_blocks_for(num_tokens)
+    num_cached = data.draw(st.integers(0, num_tokens // OURS.block_size))
+    marks = sorted(data.draw(st.lists(st.integers(0, num_tokens), max_size=6)))
+    bench = Bench(source, staging_bytes=data.draw(st.sampled_from([1, 5000, 2**20])))
+    ticket, block_ids = bench.peer.ticket(num_tokens), tuple(range(60, 60 - 3 * num_blocks, -3))
+
+    async def read() -> int:
+        reading = bench.reader.begin(bench.peer, replace(ticket, first_token=None), Reservation("r/0", block_ids, num_cached))
+        for mark in marks:
+            await reading.read_ready(mark)
+            assert all((index + 1) * source.block_size <= mark for index in bench.peer.indexes), "only what is computed"
+        return await reading.finish(ticket)
+
+    assert asyncio.run(read()) == len(bench.peer.indexes) == len(set(bench.peer.indexes))
+    expected = torch.full_like(bench.pool, UNTOUCHED)
+    expected[list(block_ids[num_cached:])] = bench.expected(ticket)[num_cached:num_blocks]
+    assert torch.equal(bench.pool, expected)
+    assert bench.tails == ([(block_ids[-1], num_tokens % 8)] if num_tokens % 8 else [])
+    bench.reader.close()
 
 
 async def test_equal_blocks_take_no_detour() -> None:
@@ -155,11 +185,12 @@ async def test_checksums_are_of_the_peers_blocks_and_checked_before_anything_is_
     good = bench.peer.ticket(20)
     checksums = tuple(zlib.crc32(bench.peer.pool[ref.block_id].numpy().tobytes()) for ref in good.blocks)
     reservation = Reservation("r/0", (9, 4, 6), 0)
-    assert await bench.reader.read(bench.peer, replace(good, checksums=checksums), reservation) == 5
+    checked = replace(good, checksums=checksums)
+    assert await bench.reader.begin(bench.peer, checked, reservation).finish(checked) == 5
 
     bench = Bench(replace(OURS, block_size=4))
     bench.peer.pool[good.blocks[1].block_id, 17] ^= 1
     with pytest.raises(TransferError) as caught:
-        await bench.reader.read(bench.peer, replace(good, checksums=checksums), reservation)
+        await bench.reader.begin(bench.peer, checked, reservation).finish(checked)
     assert caught.value.param == "checksums" and "[1]" in caught.value.message
     assert bool((bench.pool == UNTOUCHED).all())

@@ -84,7 +84,6 @@ async def test_no_room_is_declined_before_the_peer_is_asked() -> None:
         ("checkpoint", "other"),
         ("blocks", (BlockRef(2, 1), BlockRef(0, 3))),
         ("checksums", (1, 2)),
-        ("first_token", None),
     ],
 )
 async def test_a_mismatch_names_the_field_and_touches_nothing(field: str, value: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from cluster.config import TransferConfig
+from cluster.errors import TicketStale
 from cluster.types import Request
-from tests.harness import Answer, Workers, check_books, make_request, random_prompt, tiny_pool
+from tests.harness import Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import oracle, tiny_model
 
@@ -59,9 +61,13 @@ async def test_disaggregated_equals_monolithic(plane: str, scheme: str) -> None:
         prefill, decode = await workers.start_prefill(), await workers.start_decode()
         alone = await workers.start_colocated()
         for sampling in SAMPLINGS:
-            for _ in range(2):  # the second time with prefix hits on every worker
+            for way in (
+                workers.client.overlapped,
+                workers.client.disaggregated,
+                workers.client.overlapped,
+            ):  # the first one without prefix hits
                 pairs = [twins(length, sampling) for length in PROMPT_LENGTHS]
-                found = [workers.client.disaggregated(prefill, decode, ours) for ours, _ in pairs]
+                found = [way(prefill, decode, ours) for ours, _ in pairs]
                 expected = [workers.client.colocated(alone, theirs) for _, theirs in pairs]
                 answers = await asyncio.gather(*found, *expected)
                 for one, other in zip(answers[: len(pairs)], answers[len(pairs) :], strict=True):
@@ -143,6 +149,55 @@ async def test_a_prefix_that_decode_holds_does_not_travel_again() -> None:
             taken = await anext(aiter(workers.client.decode(decode, request, first.ticket)))
             moved.append(taken.taken.num_bytes)
         assert moved == [9 * block_bytes, block_bytes]
+
+
+@pytest.mark.parametrize("plane", PLANES)
+async def test_blocks_travel_while_their_prompt_is_computed(plane: str) -> None:
+    """Each chunk of a prompt is computed only when the blocks of those before it are at the decode worker."""
+    async with Workers(tiny_model("llama"), plane, transfer=TransferConfig(checksums=True)) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        run = prefill.engine._runner.run
+        num_arrived = []
+
+        def run_when_arrived(rows: Any) -> Any:
+            expected = rows[0].sequence.num_computed_tokens // BLOCK_SIZE
+            deadline_s = time.monotonic() + 10
+            while (arrived := int(decode.engine.kv_cache.storage.any(dim=1).sum())) < expected and time.monotonic() < deadline_s:
+                time.sleep(0.002)
+            num_arrived.append(arrived)
+            return run(rows)
+
+        prefill.engine._runner.run = run_when_arrived  # type: ignore[method-assign, assignment]
+        ours, theirs = twins(100, SAMPLINGS[1])
+        answer = await workers.client.overlapped(prefill, decode, ours)
+        assert num_arrived == [0, 4, 8, 12], "chunks of 32 tokens"
+        assert_equal(answer, await workers.client.colocated(await workers.start_colocated(), theirs), "float32")
+        await check_books(prefill, decode)
+
+
+@pytest.mark.parametrize("moment", ["offer", "ready", "first_token"])
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_leg_that_is_cancelled_in_the_overlap_leaves_nothing(moment: str, leg: str) -> None:
+    async with Workers(tiny_model("llama")) as workers:
+        prefill, decode = await workers.start_prefill(), await workers.start_decode()
+        request = make_request(random_prompt(100))
+        prefilling = workers.client.prefill(prefill, request)
+        decoding = None
+        async for event in prefilling:
+            if event.WhichOneof("event") == "offer":
+                decoding = workers.client.decode(decode, request, event.offer.ticket)
+            if event.WhichOneof("event") == moment:
+                break
+        assert decoding is not None
+        if leg == "decode":
+            decoding.cancel()
+            prefilling.cancel()
+        else:
+            prefilling.cancel()
+            if moment != "first_token":  # then the KV may have been taken
+                assert isinstance(await error_of(decoding), TicketStale)
+            decoding.cancel()
+        await check_books(prefill, decode)
 
 
 async def test_pools_with_checksums_agree() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from cluster import rpc, wire
 from cluster.errors import TicketMismatch, TicketStale
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
+from cluster.kv_transfer.base import Progress
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.selection import publish
 from cluster.kv_transfer.service import KVService
@@ -41,11 +42,20 @@ class Leases:
         self.digests: dict[str, bytes] = {}
         self.taken: dict[str, str] = {}
         self.num_checks = 0
+        self.progress: asyncio.Queue[Progress] = asyncio.Queue()
 
-    def check(self, ticket: KVTicket) -> None:
+    def check(self, ticket: KVTicket, num_blocks: int) -> None:
         self.num_checks += 1
         if self.live.get(ticket.key) != ticket.nonce:
             raise TicketStale(f"the lease of {ticket.key} is over")
+
+    async def follow(self, key: str, nonce: bytes) -> AsyncGenerator[Progress, None]:
+        while self.live.get(key) == nonce:
+            progress = await self.progress.get()
+            yield progress
+            if progress.ticket is not None:
+                return
+        raise TicketStale(f"the lease of {key} is over")
 
     def renew(self, key: str, nonce: bytes) -> float | None:
         return 30.0 if self.live.get(key) == nonce else None

@@ -23,8 +23,8 @@ from cluster.errors import (
     Unauthorized,
     WrongIncarnation,
 )
-from cluster.kv_transfer.base import PeerDescription
-from cluster.kv_transfer.control import KVControlClient, transfer_error
+from cluster.kv_transfer.base import PeerDescription, Progress
+from cluster.kv_transfer.control import PROTOCOL_VERSION, KVControlClient, transfer_error
 from cluster.kv_transfer.grpc import GrpcPlane
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs
@@ -35,14 +35,21 @@ class Service(stubs.KVServicer):
     """Answers what it is told to."""
 
     def __init__(self) -> None:
-        self.description = pb.DescribeReply(protocol_version=1, incarnation="this life", layout=wire.encode(SMALL))
+        self.description = pb.DescribeReply(protocol_version=PROTOCOL_VERSION, incarnation="this life", layout=wire.encode(SMALL))
         self.chunks: list[pb.FetchChunk] = []
+        self.progress: list[pb.Progress] = []
         self.stalls = False
         self.releases: list[Callable[[], Awaitable[pb.ReleaseReply]]] = []
         self.calls: list[Any] = []
 
     async def Describe(self, request: Any, context: Any) -> pb.DescribeReply:  # noqa: N802
         return self.description
+
+    async def Follow(self, request: Any, context: Any) -> AsyncIterator[pb.Progress]:  # noqa: N802
+        for progress in self.progress:
+            yield progress
+        if self.stalls:
+            await asyncio.Event().wait()
 
     async def Fetch(self, request: Any, context: Any) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         for chunk in self.chunks:
@@ -94,7 +101,7 @@ async def remote() -> AsyncIterator[Remote]:
 
 
 async def test_other_protocol_version(remote: Remote) -> None:
-    remote.service.description.protocol_version = 2
+    remote.service.description.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(TransferError) as caught:
         await remote.client.describe()
     assert caught.value.param == "protocol_version"
@@ -104,7 +111,7 @@ async def test_service_refuses_another_version() -> None:
     owner = Owner("grpc", num_blocks=8)
     await owner.start()
     channel = rpc.channel(owner.endpoint)
-    for version in (0, 2):
+    for version in (0, PROTOCOL_VERSION + 1):
         with pytest.raises(AioRpcError) as caught:
             await stubs.KVStub(channel).Describe(pb.DescribeRequest(protocol_version=version), metadata=rpc.secret_metadata(SECRET))
         error = rpc.error_of(caught.value)
@@ -223,3 +230,31 @@ def test_lost_connections_are_transfer_errors(error: BatonError) -> None:
 @pytest.mark.parametrize("error", [TicketStale("x"), WrongIncarnation("x"), Unauthorized("x"), InternalError("x")])
 def test_the_peers_own_words_stay(error: BatonError) -> None:
     assert transfer_error(error) is error
+
+
+async def test_follows_to_the_complete_ticket(remote: Remote) -> None:
+    complete = ticket()
+    remote.service.progress = [pb.Progress(num_ready_tokens=8), pb.Progress(num_ready_tokens=64, ticket=wire.encode(complete))]
+    found = [progress async for progress in remote.client.follow(complete)]
+    assert found == [Progress(8), Progress(64, complete)]
+
+
+async def test_what_is_followed_must_end_with_a_ticket(remote: Remote) -> None:
+    remote.service.progress = [pb.Progress(num_ready_tokens=8, ticket=b"no ticket")]
+    with pytest.raises(TicketMismatch):
+        async for _ in remote.client.follow(ticket()):
+            pass
+
+
+async def test_closing_ends_what_is_followed_and_the_watch(remote: Remote) -> None:
+    remote.service.progress, remote.service.stalls = [pb.Progress(num_ready_tokens=8)], True
+    following = remote.client.follow(ticket())
+    assert (await anext(following)).num_ready_tokens == 8
+    watch = asyncio.create_task(remote.client.wait_lost())
+    waiting = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0.01)
+    await remote.client.close()
+    async with asyncio.timeout(5):
+        await watch
+        with pytest.raises(TransferError):
+            await waiting

@@ -61,10 +61,10 @@ def test_release_is_valid_once_for_its_taker_and_stale_for_another(bench: Bench)
 
 def test_taken_blocks_can_no_longer_be_read_or_renewed(bench: Bench) -> None:
     ticket = bench.lease()
-    bench.outbox.check(ticket)
+    bench.outbox.check(ticket, len(ticket.blocks))
     bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     with pytest.raises(TicketStale):
-        bench.outbox.check(ticket)
+        bench.outbox.check(ticket, len(ticket.blocks))
     assert bench.outbox.renew(ticket.key, ticket.nonce) is None
 
 
@@ -73,7 +73,7 @@ def test_an_offer_is_not_readable_and_cannot_be_committed(bench: Bench) -> None:
     bench.outbox.offer(ticket)
     for form in (ticket, complete(ticket)):
         with pytest.raises(TicketMismatch) as error:
-            bench.outbox.check(form)
+            bench.outbox.check(form, len(ticket.blocks))
         assert error.value.param == "first_token"
     assert not bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")
     assert bench.outbox.renew(ticket.key, ticket.nonce) == 30
@@ -92,8 +92,8 @@ def test_an_offer_does_not_expire_while_its_prompt_is_computed(bench: Bench) -> 
 
 def test_both_forms_of_the_ticket_may_read(bench: Bench) -> None:
     ticket = bench.lease()
-    bench.outbox.check(ticket)
-    bench.outbox.check(replace(ticket, first_token=None, checksums=()))
+    bench.outbox.check(ticket, len(ticket.blocks))
+    bench.outbox.check(replace(ticket, first_token=None, checksums=()), len(ticket.blocks))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_both_forms_of_the_ticket_may_read(bench: Bench) -> None:
 def test_check_names_the_field_that_differs(bench: Bench, field: str, value: Any) -> None:
     ticket = bench.lease()
     with pytest.raises(TicketMismatch) as error:
-        bench.outbox.check(replace(ticket, **{field: value}))
+        bench.outbox.check(replace(ticket, **{field: value}), len(ticket.blocks))
     assert error.value.param == field
 
 
@@ -122,7 +122,7 @@ def test_another_nonce_opens_nothing(bench: Bench) -> None:
     ticket = bench.lease()
     other = b"x" * 16
     with pytest.raises(TicketStale):
-        bench.outbox.check(replace(ticket, nonce=other))
+        bench.outbox.check(replace(ticket, nonce=other), len(ticket.blocks))
     assert not bench.outbox.release(ticket.key, other, ticket.digest(), "a")
     assert bench.outbox.renew(ticket.key, other) is None
     assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "a")

@@ -13,7 +13,7 @@ from cluster.kv_ticket import KVTicket
 from cluster.types import TokenOutput
 from prefill_worker.outbox import LeaseEnd, Outbox
 from tests.prefill_worker.fake_clock import FakeClock
-from tests.prefill_worker.test_outbox import CONFIG, offer
+from tests.prefill_worker.test_outbox import CONFIG, LAYOUT, offer
 
 
 def computed(ticket: KVTicket) -> KVTicket:
@@ -33,6 +33,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.living: dict[str, KVTicket] = {}  # the model: offers that nobody has seen end
         self.deadline_s: dict[str, float] = {}  # of the readable ones
         self.cap_s: dict[str, float] = {}
+        self.num_ready: dict[bytes, int] = {}  # tokens, by nonce
         self.taken_by: dict[bytes, str] = {}
         self.num_offers = 0
 
@@ -59,6 +60,13 @@ class OutboxMachine(RuleBasedStateMachine):
             self.num_offers += 1
         return self.living[ticket.key]
 
+    @rule(ticket=tickets, num_tokens=st.integers(0, 40))
+    def mark(self, ticket: KVTicket, num_tokens: int) -> None:
+        self.settle()
+        if self.living.get(ticket.key) == ticket and ticket.key not in self.deadline_s:
+            self.outbox.mark(ticket.key, num_tokens)
+            self.num_ready[ticket.nonce] = num_tokens
+
     @rule(ticket=tickets)
     def complete(self, ticket: KVTicket) -> None:
         self.settle()
@@ -79,12 +87,13 @@ class OutboxMachine(RuleBasedStateMachine):
         if left_s is not None and ticket.key in self.deadline_s:
             self.deadline_s[ticket.key] = min(self.clock.now_s + CONFIG.lease_s, self.cap_s[ticket.key])
 
-    @rule(ticket=tickets)
-    def read(self, ticket: KVTicket) -> None:
+    @rule(ticket=tickets, num_blocks=st.integers(0, 2))
+    def read(self, ticket: KVTicket, num_blocks: int) -> None:
         self.settle()
-        readable = self.living.get(ticket.key) == ticket and ticket.key in self.deadline_s
+        is_computed = ticket.key in self.deadline_s or self.num_ready.get(ticket.nonce, 0) >= num_blocks * LAYOUT.block_size
+        readable = self.living.get(ticket.key) == ticket and is_computed
         try:
-            self.outbox.check(ticket)
+            self.outbox.check(ticket, num_blocks)
         except TransferError:
             assert not readable
         else:

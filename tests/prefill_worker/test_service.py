@@ -133,7 +133,7 @@ async def test_the_stream_tells_the_whole_story_and_ends_with_the_commit() -> No
         assert (ticket.layout, ticket.checkpoint, ticket.domain) == (LAYOUT, "ckpt", "domain")
         assert len(ticket.nonce) == 16 and ticket.nonce == offered.nonce and ticket.checksums == ()
 
-        bench.outbox.check(ticket)
+        bench.outbox.check(ticket, len(ticket.blocks))
         assert bench.outbox.release(ticket.key, ticket.nonce, ticket.digest(), "taker")
         assert await stream.read() is aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
         await bench.wait_idle()
@@ -173,7 +173,7 @@ async def test_checksums_are_of_the_prompts_blocks() -> None:
         first = (await read(bench.call(), 4))[3]
         ticket = wire.decode(KVTicket, first.first_token.ticket)
         assert ticket.checksums == tuple(zlib.crc32(bench.pool[block].numpy().tobytes()) for block in (1, 0, 2))
-        bench.outbox.check(ticket)
+        bench.outbox.check(ticket, len(ticket.blocks))
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
@@ -238,7 +238,7 @@ async def test_a_drain_that_runs_out_of_time_withdraws_the_lease() -> None:
         ticket = wire.decode(KVTicket, first.first_token.ticket)
         bench.gate.close()
         assert isinstance(await error_of(bench.call()), Draining), "no new work"
-        bench.outbox.check(ticket)
+        bench.outbox.check(ticket, len(ticket.blocks))
         assert bench.outbox.renew(ticket.key, ticket.nonce), "leases live on while draining"
         bench.calls.abort()
         assert isinstance(await error_of(stream), Draining)

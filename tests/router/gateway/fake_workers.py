@@ -28,6 +28,7 @@ MAX_MODEL_LEN: Final = 256
 ANSWER: Final = tuple(range(40, 72))
 EOS: Final = 2
 NUM_CACHED_TOKENS: Final = 3
+OFFERED: Final = b"offer of "  # how a ticket begins that is not complete
 
 
 class Act(Enum):
@@ -64,11 +65,19 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> N
 
 
 @dataclass
+class FakeLease:
+    """A prompt's KV, from the offer on."""
+
+    is_computed: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
 class FakeWorker:
     """One life of a worker."""
 
     role: WorkerRole
-    leases: dict[str, asyncio.Event]  # of the whole cluster: key → set when the KV is taken
+    leases: dict[str, FakeLease]  # of the whole cluster, by key
     acts: deque[Act] = field(default_factory=deque)
     answer: tuple[int, ...] = ANSWER
     batch: int = 2  # tokens in one event
@@ -161,17 +170,17 @@ class _Prefill(worker_pb2_grpc.PrefillServicer):
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillEvent]:  # noqa: N802
         async with _call(self._worker, request.request, context):
             act = await self._worker.enter(request.header, request.request)
-            yield pb.PrefillEvent(offer=pb.KVOffer(ticket=b"promise", num_cached_tokens=NUM_CACHED_TOKENS, wait_s=0.001))
-            if act is Act.OFFER_FAIL:
-                raise NoCapacity("no")
-            if act is Act.OFFER_STALL:
-                await self._worker.stall()
-            yield pb.PrefillEvent(ready=pb.Ready(upto_token=1))
             outputs, reason = _tokens(self._worker, request.request)
             key = f"{request.request.request_id}/{request.request.attempt}"
             is_whole = len(outputs) == 1
-            taken = self._worker.leases.setdefault(key, asyncio.Event())
+            lease = self._worker.leases.setdefault(key, FakeLease())
             try:
+                yield pb.PrefillEvent(offer=pb.KVOffer(ticket=OFFERED + key.encode(), num_cached_tokens=NUM_CACHED_TOKENS, wait_s=0.001))
+                if act is Act.OFFER_FAIL:
+                    raise NoCapacity("no")
+                if act is Act.OFFER_STALL:
+                    await self._worker.stall()
+                yield pb.PrefillEvent(ready=pb.Ready(upto_token=1))
                 yield pb.PrefillEvent(
                     first_token=pb.FirstToken(
                         output=outputs[0], finish_reason=finish_reason_to_pb(reason if is_whole else None),
@@ -181,7 +190,8 @@ class _Prefill(worker_pb2_grpc.PrefillServicer):
                 if act is Act.FIRST_FAIL:
                     raise TicketStale("the lease ran out")
                 if not is_whole:
-                    await taken.wait()
+                    lease.is_computed.set()
+                    await lease.taken.wait()
             finally:
                 del self._worker.leases[key]
 
@@ -197,15 +207,22 @@ class _Decode(worker_pb2_grpc.DecodeServicer):
                 yield pb.DecodeEvent(declined=pb.Declined(reason="full", retry_after_s=0.01))
                 return
             if request.ticket:
-                lease = self._worker.leases.get(request.ticket.decode())
-                if lease is None:
-                    raise TicketStale("nothing is leased")
-                lease.set()
+                await self._take(request.ticket)
                 yield pb.DecodeEvent(taken=pb.KVTaken(plane="fake", num_bytes=1, wait_s=0.001, transfer_s=0.003))
             else:
                 yield pb.DecodeEvent(prefilled=pb.Prefilled(num_cached_tokens=NUM_CACHED_TOKENS, wait_s=0.001, prefill_s=0.002))
             async for event in self._rest(act, request):
                 yield event
+
+    async def _take(self, ticket: bytes) -> None:
+        key = ticket.removeprefix(OFFERED).decode()
+        lease = self._worker.leases.get(key)
+        while ticket.startswith(OFFERED) and lease is not None and not lease.is_computed.is_set():
+            await asyncio.sleep(0.001)
+            lease = self._worker.leases.get(key)
+        if lease is None:
+            raise TicketStale("nothing is leased")
+        lease.taken.set()
 
     async def _rest(self, act: Act, request: pb.DecodeRequest) -> AsyncIterator[pb.DecodeEvent]:
         if act is Act.TAKEN_STALL:

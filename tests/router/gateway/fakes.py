@@ -24,7 +24,7 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
 from router.gateway.tokenizer import Tokenizer
 from router.gateway.worker_clients import WorkerClients
-from tests.router.gateway.fake_workers import MAX_MODEL_LEN, SECRET, FakeWorker, eventually
+from tests.router.gateway.fake_workers import MAX_MODEL_LEN, SECRET, FakeLease, FakeWorker, eventually
 
 VOCAB_SIZE: Final = 352
 
@@ -32,8 +32,10 @@ VOCAB_SIZE: Final = 352
 class FakeCluster:
     """Router, workers and one gateway."""
 
+    overlaps = True  # the fixture of that name changes it
+
     def __init__(self, tokenizer: Tokenizer, *, roles: tuple[WorkerRole, ...], router: RouterConfig, gateway: GatewayConfig) -> None:
-        self.leases: dict[str, asyncio.Event] = {}
+        self.leases: dict[str, FakeLease] = {}
         self.workers = [FakeWorker(role, self.leases) for role in roles]
         self.registry = CollectorRegistry()
         self._router_config = router
@@ -45,6 +47,7 @@ class FakeCluster:
         self._auditor = Auditor({"Gateway": self._gateway_books, "Router": self._router_books})
         self.gateway = Gateway(
             GatewayParts(
+                overlaps=self.overlaps,
                 card=ModelCard("tiny", 1_700_000_000, MAX_MODEL_LEN, VOCAB_SIZE, "baton-float32-kv_float32-reference"),
                 tokenizer=tokenizer,
                 router=self.client,

@@ -17,6 +17,8 @@ from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act, ev
 from tests.router.gateway.fakes import COLOCATED, fake_cluster
 from tests.router.gateway.test_run import TWO_DECODES, TWO_PREFILLS, new_run, read
 
+pytestmark = pytest.mark.usefixtures("overlaps")
+
 WHOLE = (list(ANSWER[:8]), FinishReason.LENGTH)
 AFTER_FIRST_TOKEN = [(Act.TICKET_STALE, TransferError), (Act.TAKEN_FAIL, NoCapacity), (Act.SOME_FAIL, NoCapacity)]
 

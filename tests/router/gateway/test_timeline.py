@@ -57,8 +57,50 @@ def test_what_no_stage_explains_is_left_of_both_sums(at: Callable[[float], None]
         "e2e_s": 10.0,
         "second_token_s": 3.5,
         "second_token_unexplained_s": 0.125,
+        "exposed_transfer_s": 3.0,
     }
     assert registry.get_sample_value("baton_stage_seconds_sum", {"stage": "decode_wait"}) == 0.375
+
+
+def test_what_the_prefill_hides_is_in_no_stage(at: Callable[[float], None]) -> None:
+    """The decode worker is asked at the offer, declines, is asked again; it finds room 0.25 s after the first token."""
+    registry = CollectorRegistry()
+    timeline = Timeline(START_S, GatewayMetrics(registry))
+    timeline.placed(router_queue_s=0.0)
+    at(1.0)
+    timeline.decode_asked()
+    at(2.0)
+    timeline.decode_asked()
+    at(4.0)
+    timeline.prefilled(wait_s=0.5, prefill_s=3.5)
+    timeline.tokens(1)
+    timeline.kv_taken(pb.KVTaken(wait_s=2.25, transfer_s=0.5))
+    at(5.0)
+    timeline.tokens(1, decode_wait_s=0.0625, step_s=0.125)
+    timeline.finished()
+    found = timeline.timings()
+    assert (found.transfer_s, found.decode_wait_s, found.first_step_s) == (0.5, 0.3125, 0.125)
+    assert (found.extra["handoff_s"], found.extra["declined_s"]) == (0.0, 0.0)
+    assert (found.extra["second_token_s"], found.extra["second_token_unexplained_s"]) == (1.0, 0.0625)
+    assert found.extra["exposed_transfer_s"] == 0.875
+    assert registry.get_sample_value("baton_exposed_transfer_seconds_sum") == 0.875
+
+
+def test_a_decline_that_is_partly_hidden_counts_from_the_first_token(at: Callable[[float], None]) -> None:
+    timeline = Timeline(START_S, GatewayMetrics(CollectorRegistry()))
+    timeline.placed(router_queue_s=0.0)
+    timeline.decode_asked()
+    at(4.0)
+    timeline.prefilled(wait_s=0.5, prefill_s=3.5)
+    timeline.tokens(1)
+    at(4.5)
+    timeline.decode_asked()
+    timeline.kv_taken(pb.KVTaken(wait_s=0.125, transfer_s=0.25))
+    at(5.0)
+    timeline.tokens(1, step_s=0.125)
+    found = timeline.timings()
+    assert (found.extra["declined_s"], found.decode_wait_s, found.transfer_s) == (0.5, 0.125, 0.25)
+    assert found.extra["second_token_unexplained_s"] == 0.0
 
 
 def test_where_one_worker_does_both_there_is_no_handoff(at: Callable[[float], None]) -> None:
