@@ -21,18 +21,23 @@ COLUMNS: Final = tuple(ProcessSample.__dataclass_fields__)
 
 
 class Columns:
-    """Parallel series under names, with `time_s`, seconds after the start; at most `MAX_SAMPLES` long."""
+    """Parallel series under names, with `time_s`, seconds after the start; at most `MAX_SAMPLES` long.
+
+    All of their memory is taken at once: the process that samples is sampled too, and must not grow by its samples.
+    """
 
     def __init__(self, *names: str) -> None:
-        self._columns = {name: array("d") for name in ("time_s", *names)}
+        self._columns = {name: array("d", bytes(8 * MAX_SAMPLES)) for name in ("time_s", *names)}
+        self._length = 0
         self._stride = 1  # of how many samples that come one is kept
         self._num_seen = 0
 
     def __len__(self) -> int:
-        return len(self._columns["time_s"])
+        return self._length
 
     def __getitem__(self, name: str) -> array[float]:
-        return self._columns[name]
+        """A copy."""
+        return self._columns[name][: self._length]
 
     def add(self, time_s: float, *values: float) -> None:
         """Appends one sample, or lets it be."""
@@ -41,15 +46,18 @@ class Columns:
         if not keep:
             return
         for column, value in zip(self._columns.values(), (time_s, *values), strict=True):
-            column.append(value)
-        if len(self) == MAX_SAMPLES:
-            self._columns = {name: column[::2] for name, column in self._columns.items()}
+            column[self._length] = value
+        self._length += 1
+        if self._length == MAX_SAMPLES:
+            self._length //= 2
             self._stride *= 2
+            for column in self._columns.values():
+                column[: self._length] = column[::2]
 
     def after(self, time_s: float) -> dict[str, array[float]]:
         """What came at `time_s` and later."""
-        first = bisect_left(self._columns["time_s"], time_s)
-        return {name: column[first:] for name, column in self._columns.items()}
+        first = bisect_left(self._columns["time_s"], time_s, hi=self._length)
+        return {name: column[first : self._length] for name, column in self._columns.items()}
 
 
 @dataclass(slots=True)

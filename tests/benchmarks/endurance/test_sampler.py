@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -106,3 +107,18 @@ def test_a_long_history_stays_small_and_even() -> None:
     assert {later - earlier for earlier, later in itertools.pairwise(times_s)} == {8.0}
     assert times_s[0] == 0.0
     assert times_s[-1] > 5 * MAX_SAMPLES - 9
+
+
+def test_a_history_takes_its_memory_at_once() -> None:
+    history = History("x", 1, is_replica=False)
+    sample = ProcessSample.read(os.getpid())
+    history.add(0.0, sample)
+    tracemalloc.start()
+    try:
+        for index in range(1, MAX_SAMPLES - 1):
+            history.add(float(index), sample)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(history) == MAX_SAMPLES - 1
+    assert held < 4096  # the loop's own; the samples are 200 KiB
