@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
+# Ray's own metrics and records of tasks, which nothing here reads: Baton's `/metrics` is its own, and there is no dashboard. Each export
+# starts a thread in every process, which takes an arena of malloc's in turn: processes with nothing to do grow by MiB an hour for hours,
+# and the proxy with its requests.
+_RAY_TELLS_NOTHING: Final = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+}
 _DEFAULTS: Final = {
+    **_RAY_TELLS_NOTHING,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "router.gateway.failover:middlewares",

@@ -1,0 +1,35 @@
+"""What `baton serve` asks of Ray by the environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.environment import prepare_environment
+
+METRICS = "RAY_enable_metrics_collection"
+TASK_EVENTS = "RAY_task_events_report_interval_ms"
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METRICS, "1")
+    monkeypatch.delenv(TASK_EVENTS)
+    prepare_environment()
+    assert (os.environ[METRICS], os.environ[TASK_EVENTS]) == ("1", "0")
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("serve_url")
+def test_ray_collects_no_metrics_and_keeps_no_record_of_tasks() -> None:
+    """Ray ignores a name that it does not know: this asks what came of them."""
+    import ray
+
+    assert ray.get(ray.remote(num_cpus=0)(lambda: 1).remote()) == 1
+    time.sleep(2.0)  # twice the interval at which workers would report their tasks
+    assert ray.timeline() == []
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    (port,) = session.glob("metrics_export_port_*")
+    assert port.read_text() == "-1"
