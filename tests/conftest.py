@@ -1,4 +1,4 @@
-"""What the whole run shares: the environment that Ray reads when it is imported, and one Ray with Serve for all `cluster` tests."""
+"""What tests share: the environment that Ray reads when it is imported, one Ray with Serve for all `cluster` tests, a second process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.environment import prepare_environment
+from tests.other_process import OtherProcess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: on few cores its threads only spin against each other
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job: processes that tests interrupt would inherit it
@@ -25,6 +26,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[OtherProcess]:
+    """Another process, for what a module's tests start there: loading torch takes seconds."""
+    with OtherProcess() as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

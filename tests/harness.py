@@ -82,6 +82,14 @@ class Answer:
         return [output.token_id for output in self.outputs]
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """A worker in another process, as far as a client needs to know it."""
+
+    address: str
+    incarnation: str
+
+
 @dataclass
 class Workers:
     """Starts workers of one model and ends them. Every worker has its own engine and endpoint."""
@@ -163,23 +171,23 @@ class Client:
         for channel in self._channels.values():
             await channel.close(None)
 
-    def prefill(self, worker: Worker, request: Request, **header: Any) -> Any:
+    def prefill(self, worker: Worker | Elsewhere, request: Request, **header: Any) -> Any:
         """The open call; iterate it for `PrefillEvent`s."""
         message = pb.PrefillRequest(header=_header(worker, header), request=convert.request_to_pb(request))
         return PrefillStub(self._channel(worker)).Prefill(message, metadata=rpc.secret_metadata(SECRET), timeout=60)
 
-    def decode(self, worker: Worker, request: Request, ticket: bytes = b"", **header: Any) -> Any:
+    def decode(self, worker: Worker | Elsewhere, request: Request, ticket: bytes = b"", **header: Any) -> Any:
         """The open call; iterate it for `DecodeEvent`s."""
         message = pb.DecodeRequest(header=_header(worker, header), request=convert.request_to_pb(request), ticket=ticket)
         return DecodeStub(self._channel(worker)).Decode(message, metadata=rpc.secret_metadata(SECRET), timeout=60)
 
-    async def colocated(self, worker: Worker, request: Request) -> Answer:
+    async def colocated(self, worker: Worker | Elsewhere, request: Request) -> Answer:
         """The whole request on one worker."""
         events = [event async for event in self.decode(worker, request)]
         assert events[0].WhichOneof("event") == "prefilled"
         return _answer([], events[1:], events[0].prefilled.num_cached_tokens)
 
-    async def disaggregated(self, prefill: Worker, decode: Worker, request: Request) -> Answer:
+    async def disaggregated(self, prefill: Worker | Elsewhere, decode: Worker, request: Request) -> Answer:
         """The whole request over both workers; the prefill stream must end well after the commit."""
         first = await self.first_token(self.prefill(prefill, request))
         if not first.ticket:
@@ -190,7 +198,7 @@ class Client:
         assert await anext(first.rest, None) is None, "nothing follows the commit"
         return _answer([first.event.output], events[1:], first.num_cached_tokens)
 
-    async def overlapped(self, prefill: Worker, decode: Worker, request: Request) -> Answer:
+    async def overlapped(self, prefill: Worker | Elsewhere, decode: Worker, request: Request) -> Answer:
         """As `disaggregated`, but the decode worker is asked with the offer; what it says of that is only right after the first token."""
         events = aiter(self.prefill(prefill, request))
         offer = (await anext(events)).offer
@@ -202,7 +210,7 @@ class Client:
             return Answer((convert.output_from_pb(last.first_token.output),), reason, offer.num_cached_tokens)
         return _answer([last.first_token.output], (await decoding)[1:], offer.num_cached_tokens)
 
-    async def _decoded(self, worker: Worker, request: Request, ticket: bytes) -> list[pb.DecodeEvent]:
+    async def _decoded(self, worker: Worker | Elsewhere, request: Request, ticket: bytes) -> list[pb.DecodeEvent]:
         """All events from a worker that has room sooner or later."""
         while True:
             events = [event async for event in self.decode(worker, request, ticket)]
@@ -210,7 +218,7 @@ class Client:
                 return events
             await asyncio.sleep(events[0].declined.retry_after_s)
 
-    async def both_legs(self, prefill: Worker, decode: Worker, request: Request) -> AsyncGenerator[Any, None]:
+    async def both_legs(self, prefill: Worker | Elsewhere, decode: Worker, request: Request) -> AsyncGenerator[Any, None]:
         """Every event of the request in order. Closing it early cancels whatever is open, as a gateway does whose client left."""
         calls = [self.prefill(prefill, request)]
         ticket = b""
@@ -243,8 +251,8 @@ class Client:
             return FirstToken(call, event.first_token, offer.offer.ticket, offer.offer.num_cached_tokens, marks, events)
         raise AssertionError("the stream ended without a first token")
 
-    def _channel(self, worker: Worker) -> aio.Channel:
-        address = worker.endpoint.address
+    def _channel(self, worker: Worker | Elsewhere) -> aio.Channel:
+        address = worker.address if isinstance(worker, Elsewhere) else worker.endpoint.address
         if address not in self._channels:
             self._channels[address] = rpc.channel(address)
         return self._channels[address]
@@ -270,8 +278,9 @@ class FirstToken:
         return wire.decode(KVTicket, self.event.ticket)
 
 
-def _header(worker: Worker, fields: dict[str, Any]) -> pb.Header:
-    return pb.Header(**{"incarnation": worker.gate.incarnation, "router_epoch": ROUTER_EPOCH, **fields})
+def _header(worker: Worker | Elsewhere, fields: dict[str, Any]) -> pb.Header:
+    incarnation = worker.incarnation if isinstance(worker, Elsewhere) else worker.gate.incarnation
+    return pb.Header(**{"incarnation": incarnation, "router_epoch": ROUTER_EPOCH, **fields})
 
 
 def _answer(first: list[pb.TokenOutput], events: list[pb.DecodeEvent], num_cached_tokens: int) -> Answer:

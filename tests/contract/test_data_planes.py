@@ -1,35 +1,36 @@
-"""What every data plane must do, over a real KV service: one suite for all of them."""
+"""What every data plane must do, over a real KV service: one suite for all of them, within a process and between two."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import torch
 
 from cluster.errors import PlaneUnavailable, TicketMismatch, TicketStale, TransferError, Unauthorized, WrongIncarnation
 from cluster.kv_transfer.peers import Peers
-from tests.contract.pair import Pair
+from tests.contract.pair import PAIRS, Pair
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, SMALL, Owner
-from tests.kv_transfer.planes import NAMES, ONE_SIDED, PLANES
+from tests.kv_transfer.owner_elsewhere import OwnerElsewhere
+from tests.kv_transfer.planes import NAMES, ONE_SIDED
 from tests.kv_transfer.process_state import Held, eventually
 
 
-@pytest.fixture(params=PLANES)
+@pytest.fixture(params=PAIRS)
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    async with Pair(request.param, SMALL, 600) as pair:
+    async with Pair.of(request, SMALL, 600) as pair:
         yield pair
 
 
-@pytest.fixture(params=PLANES)
+@pytest.fixture(params=PAIRS)
 async def large_pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     """Reads that take many slices, so that something can happen meanwhile."""
     for copier in ("block_copier", "nixl"):
         monkeypatch.setattr(f"cluster.kv_transfer.{copier}._SLICE_BYTES", 2**20)
-    async with Pair(request.param, LARGE, 96) as pair:
+    async with Pair.of(request, LARGE, 96) as pair:
         yield pair
 
 
@@ -55,7 +56,7 @@ async def test_blocks_larger_than_a_chunk(large_pair: Pair) -> None:
 
 
 async def test_partial_block_travels_whole(pair: Pair) -> None:
-    pair.owner.pool[4, 1024:] = 0
+    pair.owner.zero(4, 1024)
     pair.pool.fill_(255)
     ticket = pair.owner.lease([9, 4], num_tokens=SMALL.block_size + 2)
     await pair.read(ticket, [0, 1], [0, 1])
@@ -86,7 +87,7 @@ async def test_reads_may_be_repeated_until_the_commit(pair: Pair) -> None:
 async def test_stale_ticket_is_told_by_the_read_or_by_the_commit(pair: Pair) -> None:
     ticket = pair.owner.lease([1, 2])
     peer = await pair.peers.get(ticket)
-    pair.owner.leases.live.clear()
+    pair.owner.end_leases()
     if pair.name in ONE_SIDED:
         await pair.read(ticket, [0, 1], [0, 1])
     else:
@@ -99,7 +100,7 @@ async def test_stale_ticket_is_told_by_the_read_or_by_the_commit(pair: Pair) -> 
 async def test_lease_that_ends_during_a_read(large_pair: Pair) -> None:
     ticket = large_pair.owner.lease(range(96))
     reading = await large_pair.read_until_first_block(ticket)
-    large_pair.owner.leases.live.clear()
+    large_pair.owner.end_leases()
     if large_pair.name in ONE_SIDED:
         await reading
     else:
@@ -135,10 +136,7 @@ async def test_wrong_incarnation(pair: Pair) -> None:
 async def test_restart_at_the_same_address(pair: Pair) -> None:
     ticket = pair.owner.lease([1])
     peer = await pair.peers.get(ticket)
-    await pair.owner.close()
-    port = int(pair.owner.endpoint.rpartition(":")[2])
-    pair.owner = Owner(pair.name, num_blocks=600, maker=pair.maker)
-    await pair.owner.start(port)
+    await pair.restart()
 
     with pytest.raises((WrongIncarnation, TransferError)):
         await peer.read(ticket, [0], pair.pool, [0])
@@ -261,19 +259,24 @@ async def test_plane_the_peer_lacks(pair: Pair) -> None:
         await plane.close()
 
 
-@pytest.mark.parametrize("name", PLANES)
-async def test_a_closed_pair_leaves_nothing(name: str) -> None:
-    async def live_and_end() -> None:
-        async with Pair(name, SMALL, 32) as pair:
+@pytest.fixture(params=PAIRS)
+def make_pair(request: pytest.FixtureRequest) -> Callable[[], Pair]:
+    return lambda: Pair.of(request, SMALL, 32)
+
+
+async def test_a_closed_pair_leaves_nothing(make_pair: Callable[[], Pair]) -> None:
+    async def live_and_end() -> Owner | OwnerElsewhere:
+        async with make_pair() as pair:
             ticket = pair.owner.lease([1, 2])
             await pair.read(ticket, [0, 1], [0, 1])
             await pair.peers.close()
             await pair.plane.close()
             await pair.owner.close()
             # and once more, by the context: close is idempotent
+        return pair.owner
 
-    await live_and_end()  # gRPC keeps some descriptors and threads of its own
-    before = Held.now()
+    owner = await live_and_end()  # gRPC keeps some descriptors and threads of its own
+    before = Held.now(), owner.held()
     for _ in range(3):
-        await live_and_end()
-    await eventually(lambda: Held.now() == before)
+        owner = await live_and_end()
+    await eventually(lambda: (Held.now(), owner.held()) == before)

@@ -10,14 +10,13 @@ import torch
 
 from cluster.errors import TicketMismatch
 from cluster.kv_transfer.peers import Peers
-from tests.contract.pair import Pair
+from tests.contract.pair import PAIRS, Pair
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, SMALL
-from tests.kv_transfer.planes import PLANES
 
 
-@pytest.fixture(params=PLANES)
+@pytest.fixture(params=PAIRS)
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    async with Pair(request.param, SMALL, 600) as pair:
+    async with Pair.of(request, SMALL, 600) as pair:
         yield pair
 
 

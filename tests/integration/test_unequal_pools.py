@@ -1,4 +1,7 @@
-"""Promise P1 with pools whose KV blocks differ: another block size, another packing, another dtype, over every plane."""
+"""Promise P1 with pools whose KV blocks differ: another block size, another packing, another dtype.
+
+The same over every plane that crosses between processes: `test_pair_of_processes`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from tests.harness import Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.integration.test_pair import SAMPLINGS, assert_same_output
-from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import tiny_model
 
 SIZES = (16, 32, 64)
@@ -41,12 +43,10 @@ async def answers(workers: Workers, prefill: PrefillWorker, decode: DecodeWorker
 
 
 @pytest.mark.parametrize("prefill_size", SIZES)
-@pytest.mark.parametrize(
-    ("plane", "scheme"), [*((plane, "bf16") for plane in PLANES), ("in_process", "float32"), ("in_process", "int8+kv8")]
-)
-async def test_the_block_size_of_prefill_changes_nothing(plane: str, prefill_size: int, scheme: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_the_block_size_of_prefill_changes_nothing(prefill_size: int, scheme: str) -> None:
     """Decode has blocks of 32: prefill's are the same, smaller or larger; one worker alone with decode's blocks is the oracle."""
-    async with Workers(tiny_model("llama"), plane, pool(32, **SCHEMES[scheme]), SMALL_STAGING) as workers:
+    async with Workers(tiny_model("llama"), "in_process", pool(32, **SCHEMES[scheme]), SMALL_STAGING) as workers:
         prefill, decode = await workers.start_prefill(pool(prefill_size, **SCHEMES[scheme])), await workers.start_decode()
         alone = await workers.start_colocated()
         for sampling in SAMPLINGS[:2]:

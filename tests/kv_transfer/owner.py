@@ -1,18 +1,14 @@
-"""A prefill worker without an engine: a pool of known bytes, leases, a KV service. Also run as a process of its own:
-
-python -m tests.kv_transfer.owner PLANE
-"""
+"""A prefill worker without an engine: a pool of known bytes, leases, a KV service."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from collections.abc import AsyncGenerator, Sequence
 
 import torch
 
-from cluster import rpc, wire
+from cluster import rpc
 from cluster.errors import TicketMismatch, TicketStale
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
@@ -22,6 +18,7 @@ from cluster.kv_transfer.selection import publish
 from cluster.kv_transfer.service import KVService
 from cluster.types import TokenOutput
 from tests.kv_transfer.planes import PlaneMaker
+from tests.kv_transfer.process_state import Held
 
 SECRET = "a secret of the tests"
 CHECKPOINT = "checkpoint"
@@ -118,21 +115,19 @@ class Owner:
         self.leases.digests[ticket.key] = ticket.digest()
         return ticket
 
+    def end_leases(self) -> None:
+        """As when their time is up."""
+        self.leases.live.clear()
+
+    def zero(self, block_id: int, start: int) -> None:
+        """Zeroes the bytes of a block from `start` on, as the tail of a partial block."""
+        self.pool[block_id, start:] = 0
+
+    def held(self) -> Held:
+        """What the process that it lives in holds."""
+        return Held.now()
+
     async def close(self) -> None:
         await self.plane.close()
         self.memory.close()
         await self.server.stop(None)
-
-
-async def _main(plane: str) -> None:
-    owner = Owner(plane, layout=LARGE, num_blocks=128)
-    await owner.start()
-    ticket = owner.lease(range(127, -1, -1))
-    print(wire.encode(ticket).hex(), flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until the parent ends
-    await owner.close()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    asyncio.run(_main(sys.argv[1]))

@@ -1,26 +1,24 @@
-"""A worker in another process, and a reader in this one."""
+"""A worker in a process of its own, and a reader in this one."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
 import torch
 
-from cluster import wire
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.selection import PlaneContext, select_planes
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET
+from tests.kv_transfer.owner_elsewhere import OwnerElsewhere
 from tests.kv_transfer.planes import HOST
+from tests.other_process import OtherProcess
 
-NUM_BLOCKS = 128  # as the script's
+NUM_BLOCKS = 128
 
 
 class RemoteOwner:
-    """The script in its process, and a reader here."""
+    """The worker over there, and a reader here."""
 
-    def __init__(self, plane: str, process: asyncio.subprocess.Process, ticket: KVTicket) -> None:
+    def __init__(self, plane: str, process: OtherProcess, ticket: KVTicket) -> None:
         self.process = process
         self.ticket = ticket
         self.pool = torch.zeros(NUM_BLOCKS, LARGE.block_bytes, dtype=torch.uint8)
@@ -30,11 +28,10 @@ class RemoteOwner:
 
     @classmethod
     async def start(cls, plane: str) -> RemoteOwner:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv_transfer.owner", plane, stdin=pipe, stdout=pipe)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
-        return cls(plane, process, wire.decode(KVTicket, bytes.fromhex(line.decode())))
+        process = OtherProcess()
+        owner = OwnerElsewhere(process, plane, layout=LARGE, num_blocks=NUM_BLOCKS)
+        await owner.start()
+        return cls(plane, process, owner.lease(range(NUM_BLOCKS - 1, -1, -1)))
 
     async def read(self) -> None:
         await self.read_into(self.pool)
@@ -45,13 +42,9 @@ class RemoteOwner:
         assert peer.plane == self.plane
         await peer.read(self.ticket, everything, pool, everything)
 
-    async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
-
     async def close(self) -> None:
-        await self.kill()
+        self.process.kill()
+        self.process.close()
         await self.peers.close()
         for plane in self.planes:
             await plane.close()

@@ -38,8 +38,6 @@ async def tcp_owner(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteOwne
     monkeypatch.setenv("UCX_TLS", "tcp")
     owner = await RemoteOwner.start("nixl")
     yield owner
-    if owner.process.returncode is None:
-        owner.process.send_signal(signal.SIGCONT)
     await owner.close()
 
 
@@ -50,19 +48,19 @@ class TestPeer:
         await tcp_owner.read()
         peer = await tcp_owner.peers.get(tcp_owner.ticket)
         tcp_owner.pool.zero_()
-        tcp_owner.process.send_signal(signal.SIGSTOP)
+        tcp_owner.process.signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             with pytest.raises(TransferError):
                 await tcp_owner.read()
         assert peer.connection.closed
         tcp_owner.pool.fill_(7)
-        tcp_owner.process.send_signal(signal.SIGCONT)
+        tcp_owner.process.signal(signal.SIGCONT)
         await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))  # anew; what was still on its way comes before this
         assert bool((tcp_owner.pool == 7).all())
 
     async def test_that_stops_does_not_hold_a_cancelled_read(self, tcp_owner: RemoteOwner) -> None:
         await tcp_owner.read()
-        tcp_owner.process.send_signal(signal.SIGSTOP)
+        tcp_owner.process.signal(signal.SIGSTOP)
         reading = asyncio.create_task(tcp_owner.read())
         await asyncio.sleep(0.1)
         reading.cancel()
@@ -70,14 +68,14 @@ class TestPeer:
             with pytest.raises(asyncio.CancelledError):
                 await reading
         tcp_owner.pool.fill_(7)
-        tcp_owner.process.send_signal(signal.SIGCONT)
+        tcp_owner.process.signal(signal.SIGCONT)
         await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))
         assert bool((tcp_owner.pool == 7).all())
 
     async def test_that_is_killed_during_a_read_over_tcp(self, tcp_owner: RemoteOwner) -> None:
         await tcp_owner.read()
         reading = asyncio.create_task(tcp_owner.read())
-        tcp_owner.process.kill()
+        tcp_owner.process.signal(signal.SIGKILL)
         async with asyncio.timeout(20):
             await asyncio.wait([reading])
             with pytest.raises(TransferError):

@@ -49,7 +49,7 @@ async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
         assert socket_exists(sockets[0])
         assert num_pool_mappings() == num_mappings + 1
 
-    await owner.kill()
+    owner.process.kill()
 
     await eventually(lambda: len(owner.peers) == 0 and peer.connection.closed)
     assert owner.peers.incarnations == ()
@@ -72,7 +72,7 @@ async def test_kill_9_during_a_read(owner: RemoteOwner) -> None:
     peer = await owner.peers.get(owner.ticket)
     reading = asyncio.create_task(owner.read())
     await eventually(lambda: bool(owner.pool[0, 0]), interval_s=0)
-    await owner.kill()
+    owner.process.kill()
     async with asyncio.timeout(15):
         if owner.plane == "grpc":
             with pytest.raises(TransferError):
