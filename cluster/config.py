@@ -20,6 +20,7 @@ Scheme = Literal["bf16", "int8", "int4", "float32"]
 KVDtype = Literal["bf16", "int8", "float32"]
 PlaneName = Literal["shared_memory", "nixl", "grpc"]
 
+_RAY_OWN_RESOURCES: Final = ("CPU", "GPU", "memory", "object_store_memory")
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -77,11 +78,23 @@ class EngineConfig(_Section):
     prefix_caching: bool = Field(True, description="share equal prompt prefixes")
 
 
+def _custom(resources: dict[str, float]) -> dict[str, float]:
+    for name, amount in resources.items():
+        if name in _RAY_OWN_RESOURCES:
+            raise ValueError(f"{name} is Ray's own; these are custom resources")
+        if amount > 1 and not amount.is_integer():
+            raise ValueError(f"{name}: above 1 Ray reserves whole numbers")
+    return resources
+
+
 class PoolConfig(EngineConfig):
     """A pool: equal workers, one engine each."""
 
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="workers in the pool")
     num_cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="logical CPUs Ray reserves for one worker")
+    resources: Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_custom)] = Field(
+        {}, description="Ray custom resources reserved for one worker, as `{big_memory: 1}`: it runs only on nodes that have them"
+    )
     drain_timeout_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long a stopping worker waits for its requests")
     stall_timeout_s: Annotated[float, Field(gt=0)] = Field(60.0, description="a step that takes longer makes the worker unhealthy")
 

@@ -69,7 +69,11 @@ def _bind(config: BatonConfig, folder: str) -> serve.Application:
 def _pool_options(pool: PoolConfig, logging_config: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_replicas": pool.replicas,
-        "ray_actor_options": {"num_cpus": pool.num_cpus, "runtime_env": {"env_vars": _worker_environment(pool)}},
+        "ray_actor_options": {
+            "num_cpus": pool.num_cpus,
+            "resources": pool.resources,
+            "runtime_env": {"env_vars": _worker_environment(pool)},
+        },
         "graceful_shutdown_timeout_s": pool.drain_timeout_s + _DRAIN_MARGIN_S,
         "logging_config": logging_config,
         "max_constructor_retry_count": _START_TRIES,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -90,6 +92,7 @@ class LocalCluster:
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus(),
+                resources=self._resources(),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -166,6 +169,14 @@ class LocalCluster:
         wanted = config.router.num_cpus + config.gateway.replicas * config.gateway.num_cpus
         wanted += sum(pool.replicas * pool.num_cpus for _, pool in pools(config))
         return max(int(wanted) + 1 + _SPARE_CPUS, os.cpu_count() or 1)  # logical: Ray counts them, the kernel shares them
+
+    def _resources(self) -> dict[str, float]:
+        """This machine is all nodes of the config."""
+        wanted: defaultdict[str, float] = defaultdict(float)
+        for _, pool in pools(self.file.config):
+            for name, amount in pool.resources.items():
+                wanted[name] += pool.replicas * amount
+        return {name: float(math.ceil(amount)) for name, amount in wanted.items()}
 
     def _show(self, application: Any) -> None:
         for name, deployment in application.deployments.items():

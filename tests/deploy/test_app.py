@@ -33,13 +33,14 @@ def deployments(args: dict[str, Any]) -> dict[str, tuple[Deployment, tuple[Any, 
 
 
 def test_two_pools(model: str) -> None:
-    pool = {"replicas": 3, "num_cpus": 0.25, "threads": 2, "drain_timeout_s": 7}
+    pool = {"replicas": 3, "num_cpus": 0.25, "threads": 2, "drain_timeout_s": 7, "resources": {"big_memory": 1}}
     found = deployments({"model": model, "prefill": pool, "gateway": {"replicas": 2}})
     assert set(found) == {"Gateway", "Router", "Prefill", "Decode"}
     prefill = found["Prefill"][0]
     assert prefill.num_replicas == 3
     assert prefill.ray_actor_options is not None
     assert prefill.ray_actor_options["num_cpus"] == 0.25
+    assert prefill.ray_actor_options["resources"] == {"big_memory": 1}
     environment = prefill.ray_actor_options["runtime_env"]["env_vars"]
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["OMP_WAIT_POLICY"] == "passive"

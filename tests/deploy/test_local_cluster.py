@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_a_ray_that_does_not_come_up_is_a_failed_start(monkeypatch: pytest.Monke
     cluster = LocalCluster(load_serve_file(LOCAL), Progress())
     with pytest.raises(StartFailed, match=r"^Ray did not start: the raylet did not register in time$"):
         cluster.start_ray()
+
+
+def test_one_machine_has_the_resources_of_every_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, Any] = {}
+    monkeypatch.setattr("ray.init", lambda **options: said.update(options))
+    monkeypatch.setattr("deploy.local_cluster.adopt_orphans", lambda: None)
+    pools = ["prefill.resources={fast: 0.5, any: 1}", "prefill.replicas=3", "decode.resources={any: 2}"]
+    LocalCluster(load_serve_file(LOCAL, pools), Progress()).start_ray()
+    assert said["resources"] == {"fast": 2.0, "any": 5.0}
 
 
 def test_a_port_in_use_is_refused_by_its_key() -> None:
