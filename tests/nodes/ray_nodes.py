@@ -1,0 +1,123 @@
+"""A Ray of two nodes, and Baton on it as `serve run` deploys it: gateway, router and the prefill pool on the head, decode on the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx2
+import yaml
+
+from tests.integration.served import CAPACITY_WAIT_S, Served
+from tests.nodes.network import Network
+from tests.nodes.node import Node
+
+HEAD, OTHER = 2, 3
+_BIN: Final = Path(sys.executable).parent
+_RAY_PORT, _HTTP_PORT, _GRPC_PORT = 6379, 8000, 9000
+_START_S: Final = 120.0
+# Ray finds a node dead that answers nothing for 3 s; by its defaults, half a minute.
+_HEALTH: Final = {"initial_delay_ms": "1000", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
+_ENVIRONMENT: Final = {f"RAY_health_check_{key}": value for key, value in _HEALTH.items()}
+
+
+class RayNodes:
+    """Use it as a context."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-nodes-")))
+            self._network = self._stack.enter_context(Network())
+            self.head = Node(self._network, HEAD)
+            self._stack.callback(self.head.kill)
+            self._start_ray(self.head, "--head", f"--port={_RAY_PORT}", "--num-cpus=4", "--include-dashboard=false")
+            self.other = self._start_other()
+            self._stack.callback(lambda: self.other.kill())  # noqa: PLW0108  # the one that there is then
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def lose_other(self) -> None:
+        """As by a power cut: nobody hears of it."""
+        self.other.unplug()
+        self.other.kill()
+
+    def add_other(self) -> None:
+        """A new node in its place."""
+        self.other = self._start_other()
+
+    @contextmanager
+    def serving(self, **args: Any) -> Iterator[Served]:
+        """Baton with these args."""
+        url = f"http://{self.head.address}:{_HTTP_PORT}"
+        file, log = self._folder / "baton.yaml", self._folder / "serve.log"
+        file.write_text(yaml.safe_dump(_serve_file(args)))
+        with log.open("wb") as output:
+            address = f"{self.head.address}:{_RAY_PORT}"
+            command = self.head.start(str(_BIN / "serve"), "run", "--address", address, str(file), output=output, environment=_ENVIRONMENT)
+        try:
+            _await_ready(url, command, log)
+            yield Served("baton", url, f"{self.head.address}:{_GRPC_PORT}")
+        finally:
+            command.terminate()
+            command.wait()
+            self.head.run(str(_BIN / "python"), "-c", _SHUT_DOWN, f"{self.head.address}:{_RAY_PORT}")
+
+    def _start_other(self) -> Node:
+        node = Node(self._network, OTHER)
+        # Without CPUs, so that the gateway and the router stay on the head.
+        self._start_ray(node, f"--address={self.head.address}:{_RAY_PORT}", "--num-cpus=0", '--resources={"decode_node": 1}')
+        return node
+
+    def _start_ray(self, node: Node, *options: str) -> None:
+        with (self._folder / f"ray-{node.address}.log").open("ab") as output:
+            started = node.start(
+                *(str(_BIN / "ray"), "start", f"--node-ip-address={node.address}", "--object-store-memory=100000000"),
+                *("--disable-usage-stats", *options),
+                output=output,
+                environment=_ENVIRONMENT,
+            )
+            assert started.wait(_START_S) == 0, Path(output.name).read_text()
+
+
+_SHUT_DOWN: Final = "import sys, ray; from ray import serve; ray.init(sys.argv[1], log_to_driver=False); serve.shutdown()"
+
+
+def _serve_file(args: dict[str, Any]) -> dict[str, Any]:
+    pool = {"num_cpus": 0, "drain_timeout_s": 5}
+    own = {
+        "host": "0.0.0.0",
+        "prefill": {**pool, **args.pop("prefill", {}), "num_cpus": 0.5},
+        "decode": {**pool, **args.pop("decode", {}), "resources": {"decode_node": 1}},
+        "gateway": {"grpc_port": _GRPC_PORT, "grpc_host": "0.0.0.0"},
+        "router": {"capacity_wait_s": CAPACITY_WAIT_S},
+    }
+    application = {"name": "baton", "route_prefix": "/", "import_path": "deploy.app:build", "args": {**own, **args}}
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "0.0.0.0", "port": _HTTP_PORT},
+        "applications": [application],
+    }
+
+
+def _await_ready(url: str, command: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _START_S
+    while True:
+        try:
+            if httpx2.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        except httpx2.HTTPError:
+            pass
+        assert command.poll() is None and time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.2)
