@@ -101,7 +101,7 @@ async def _serve(calls: Connection) -> None:
             return
         try:
             result = function(*args, **kwargs)
-            answer = (None, await result if inspect.isawaitable(result) else result)
+            failure, result = None, await result if inspect.isawaitable(result) else result
         except BaseException:
-            answer = (traceback.format_exc(), None)
-        calls.send(answer)
+            failure, result = traceback.format_exc(), None
+        calls.send((failure, result))
