@@ -18,7 +18,7 @@ from cluster.kv_layout import can_become
 
 Scheme = Literal["bf16", "int8", "int4", "float32"]
 KVDtype = Literal["bf16", "int8", "float32"]
-PlaneName = Literal["shared_memory", "nixl", "grpc"]
+PlaneName = Literal["shared_memory", "nccl", "nixl", "grpc"]
 
 _RAY_OWN_RESOURCES: Final = ("CPU", "GPU", "memory", "object_store_memory")
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -172,7 +172,7 @@ class TransferConfig(_Section):
 
     planes: Annotated[tuple[PlaneName, ...], Field(min_length=1), AfterValidator(_each_once)] = Field(
         ("shared_memory", "grpc"),
-        description="shared_memory, nixl and grpc in order of preference; each pair uses the first that both have and that works",
+        description="shared_memory, nccl, nixl and grpc in order of preference; each pair uses the first that both have and that works",
     )
     overlap: bool = Field(True, description="KV travels while the rest of its prompt is computed; false: after the first token")
     lease_s: Annotated[float, Field(gt=0)] = Field(30.0, description="how long prefilled KV is kept without a renewal")

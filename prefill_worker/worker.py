@@ -9,7 +9,7 @@ from dataclasses import replace
 from cluster.books import ProcessBooks, faults_of
 from cluster.engine.engine import Engine
 from cluster.kv_transfer.base import DataPlane
-from cluster.kv_transfer.selection import publish
+from cluster.kv_transfer.selection import find_nccl, publish
 from cluster.kv_transfer.service import KVService
 from cluster.pb.worker_pb2_grpc import add_PrefillServicer_to_server
 from cluster.worker.settings import WorkerSettings
@@ -55,6 +55,7 @@ class PrefillWorker(Worker):
             pool=engine.kv_cache.storage,
             planes=await publish(self._planes),
             checker=self.outbox,
+            nccl=find_nccl(self._planes),
         )
         self.endpoint.add(kv_service.register)
         await super().start()

@@ -28,6 +28,7 @@ from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, che
 from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
 from cluster.kv_transfer.outlast import outlast
+from cluster.kv_transfer.slices import in_slices
 
 _SLICE_BYTES: Final = 8 * 2**20  # of one READ: what a cancel waits for
 _MAX_IN_FLIGHT: Final = 2  # READs of one peer, in the order they were asked for: the second fills the gap after the first
@@ -160,18 +161,11 @@ class _Link(Connection):
             raise
 
     async def _read_slices(self, rows: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
-        step = max(1, _SLICE_BYTES // destination.shape[1])
-        failed: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as group:  # ends when all of them have
-                for start in range(0, len(rows), step):
-                    end = start + step
-                    post = partial(self._reader.post_blocks, self._source, rows[start:end], destination, block_ids[start:end])
-                    group.create_task(self._transfer(post, self._reader.close))
-        except* TransferError as errors:
-            failed = errors.exceptions[0]
-        if failed is not None:
-            raise failed
+        async def read_slice(part: slice) -> None:
+            post = partial(self._reader.post_blocks, self._source, rows[part], destination, block_ids[part])
+            await self._transfer(post, self._reader.close)
+
+        await in_slices(len(rows), max(1, _SLICE_BYTES // destination.shape[1]), read_slice)
 
     async def check(self) -> None:
         """Raises:

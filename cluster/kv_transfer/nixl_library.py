@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import ipaddress
 import logging
 import logging.config
 import os
 from typing import Any, Final
 
 from cluster.errors import PlaneUnavailable
+from cluster.kv_transfer.loopback import is_loopback
 
 BACKEND: Final = "UCX"
 
@@ -39,7 +39,7 @@ def load(host: str) -> Any:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if _is_loopback(host):
+    if is_loopback(host):
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
     reasons = []
     for package in _PACKAGES:
@@ -83,10 +83,3 @@ def _import_quietly(module: str) -> Any:
         logging.config.dictConfig, logging.raiseExceptions = configure, raise_exceptions
     logging.getLogger("nixl").setLevel(logging.WARNING)
     return api
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

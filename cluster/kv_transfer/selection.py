@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from cluster.config import PlaneName
 from cluster.errors import PlaneUnavailable
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
+from cluster.kv_transfer.nccl import NcclPlane
 from cluster.types import KVPeer
 
 if TYPE_CHECKING:
@@ -57,10 +59,22 @@ def _build(name: PlaneName, context: PlaneContext) -> DataPlane | None:
             from cluster.kv_transfer.nixl import NixlPlane
 
             return NixlPlane(context.pool, context.incarnation, context.host)
+        case "nccl":
+            from cluster.kv_transfer import nccl_library
+
+            if not nccl_library.is_installed():
+                _log.warning("no nccl plane: the package cupy is not installed")
+                return None
+            return NcclPlane(context.pool, context.incarnation, context.secret, partial(nccl_library.open_device, context.pool, context.host))
         case "grpc":
             from cluster.kv_transfer.grpc import GrpcPlane
 
             return GrpcPlane(context.pool, context.secret)
+
+
+def find_nccl(planes: Sequence[DataPlane]) -> NcclPlane | None:
+    """The plane whose owner has calls of its own to answer: `KVService` passes them on."""
+    return next((plane for plane in planes if isinstance(plane, NcclPlane)), None)
 
 
 async def publish(planes: Sequence[DataPlane]) -> dict[str, bytes]:

@@ -10,12 +10,13 @@ import torch
 from grpc import aio
 
 from cluster import rpc, wire
-from cluster.errors import WrongIncarnation
+from cluster.errors import PlaneUnavailable, WrongIncarnation
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
 from cluster.kv_transfer.chunks import pack_chunks
 from cluster.kv_transfer.control import PROTOCOL_VERSION, check_version
+from cluster.kv_transfer.nccl import NcclPlane
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs
 
@@ -35,6 +36,7 @@ class KVService(stubs.KVServicer):
         pool: torch.Tensor,
         planes: dict[str, bytes],
         checker: TicketChecker,
+        nccl: NcclPlane | None = None,
     ) -> None:
         """
         Args:
@@ -45,11 +47,13 @@ class KVService(stubs.KVServicer):
             pool: uint8 `[num_blocks, block_bytes]`.
             planes: what `selection.publish` returned.
             checker: knows the leases.
+            nccl: the plane that serves `Nccl` calls, where `planes` has it.
         """
         assert pool.shape[1] == layout.block_bytes, "the pool does not have the layout's blocks"
         self._incarnation = incarnation
         self._pool = pool
         self._checker = checker
+        self._nccl = nccl
         self._description = pb.DescribeReply(
             protocol_version=PROTOCOL_VERSION,
             incarnation=incarnation,
@@ -86,6 +90,14 @@ class KVService(stubs.KVServicer):
             for index, data in pack_chunks(self._pool, rows):
                 self._checker.check(ticket, num_blocks)  # still, and so until after the copy that was just made
                 yield pb.FetchChunk(index=index, data=data)
+
+    async def Nccl(  # type: ignore[override]  # noqa: N802  # as of Prefill: the stubs know generators only
+        self, requests: AsyncIterator[pb.NcclRequest], context: _Context
+    ) -> None:
+        async with rpc.answering(context):
+            if self._nccl is None:
+                raise PlaneUnavailable("this worker's pool cannot be read by NCCL")
+            await self._nccl.serve(context, self._checker)
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewReply:  # noqa: N802
         async with rpc.answering(context):

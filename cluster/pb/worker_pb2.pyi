@@ -754,6 +754,129 @@ class FetchChunk(_message.Message):
 Global___FetchChunk: _TypeAlias = FetchChunk  # noqa: Y015
 
 @_typing.final
+class NcclRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def join(self) -> Global___NcclJoin: ...
+    @_builtins.property
+    def fetch(self) -> Global___FetchRequest: ...
+    def __init__(
+        self,
+        *,
+        join: Global___NcclJoin | None = ...,
+        fetch: Global___FetchRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "join", b"join", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "join", b"join", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["join", "fetch"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___NcclRequest: _TypeAlias = NcclRequest  # noqa: Y015
+
+@_typing.final
+class NcclJoin(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    unique_id: _builtins.bytes
+    """ncclUniqueId, drawn by the reader"""
+    @_builtins.property
+    def header(self) -> Global___Header: ...
+    def __init__(
+        self,
+        *,
+        header: Global___Header | None = ...,
+        unique_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "unique_id", b"unique_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NcclJoin: _TypeAlias = NcclJoin  # noqa: Y015
+
+@_typing.final
+class NcclReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GO_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def go(self) -> Global___NcclGo: ...
+    @_builtins.property
+    def refusal(self) -> Global___NcclRefusal: ...
+    def __init__(
+        self,
+        *,
+        go: Global___NcclGo | None = ...,
+        refusal: Global___NcclRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["go", b"go", "refusal", b"refusal", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["go", b"go", "refusal", b"refusal", "reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["go", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
+
+Global___NcclReply: _TypeAlias = NcclReply  # noqa: Y015
+
+@_typing.final
+class NcclGo(_message.Message):
+    """The owner's rank joins, or posts its sends, now: the reader's must do the same."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NcclGo: _TypeAlias = NcclGo  # noqa: Y015
+
+@_typing.final
+class NcclRefusal(_message.Message):
+    """This request alone is refused: neither rank posts anything for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PARAM_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """of the error"""
+    message: _builtins.str
+    param: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+        param: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_param", b"_param", "param", b"param"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_param", b"_param", "code", b"code", "message", b"message", "param", b"param"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__param: _TypeAlias = _typing.Literal["param"]  # noqa: Y015
+    _WhichOneofArgType__param: _TypeAlias = _typing.Literal["_param", b"_param"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__param) -> _WhichOneofReturnType__param | None: ...
+
+Global___NcclRefusal: _TypeAlias = NcclRefusal  # noqa: Y015
+
+@_typing.final
 class TicketName(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -212,6 +212,11 @@ class KVStub:
                 request_serializer=worker__pb2.FetchRequest.SerializeToString,
                 response_deserializer=worker__pb2.FetchChunk.FromString,
                 _registered_method=True)
+        self.Nccl = channel.stream_stream(
+                '/baton.worker.v1.KV/Nccl',
+                request_serializer=worker__pb2.NcclRequest.SerializeToString,
+                response_deserializer=worker__pb2.NcclReply.FromString,
+                _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/baton.worker.v1.KV/Renew',
                 request_serializer=worker__pb2.RenewRequest.SerializeToString,
@@ -249,6 +254,14 @@ class KVServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Nccl(self, request_iterator, context):
+        """Two ranks of one NCCL communicator, which lives as long as the call. The reader's first message is the join, and each fetch after it is one
+        group of sends. Answers come in the order of the requests, and both ranks post in the order of the answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Renew(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -279,6 +292,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=worker__pb2.FetchRequest.FromString,
                     response_serializer=worker__pb2.FetchChunk.SerializeToString,
+            ),
+            'Nccl': grpc.stream_stream_rpc_method_handler(
+                    servicer.Nccl,
+                    request_deserializer=worker__pb2.NcclRequest.FromString,
+                    response_serializer=worker__pb2.NcclReply.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
@@ -374,6 +392,33 @@ class KV:
             '/baton.worker.v1.KV/Fetch',
             worker__pb2.FetchRequest.SerializeToString,
             worker__pb2.FetchChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Nccl(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.worker.v1.KV/Nccl',
+            worker__pb2.NcclRequest.SerializeToString,
+            worker__pb2.NcclReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -117,6 +117,10 @@ class KVStub:
     """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket."""
     Fetch: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchChunk]
     """For data planes that need the owner to send."""
+    Nccl: _grpc.StreamStreamMultiCallable[_worker_pb2.NcclRequest, _worker_pb2.NcclReply]
+    """Two ranks of one NCCL communicator, which lives as long as the call. The reader's first message is the join, and each fetch after it is one
+    group of sends. Answers come in the order of the requests, and both ranks post in the order of the answers.
+    """
     Renew: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenewRequest, _worker_pb2.RenewReply]
     Release: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseRequest, _worker_pb2.ReleaseReply]
     """The commit: VALID promises that the blocks still held the ticket's KV until now. Only then may decode use what it read."""
@@ -131,6 +135,10 @@ class KVAsyncStub(KVStub):
     """How far the KV of an offered prompt is computed: at once, at each mark, and in the end with the complete ticket."""
     Fetch: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchChunk]  # type: ignore[assignment]
     """For data planes that need the owner to send."""
+    Nccl: _aio.StreamStreamMultiCallable[_worker_pb2.NcclRequest, _worker_pb2.NcclReply]  # type: ignore[assignment]
+    """Two ranks of one NCCL communicator, which lives as long as the call. The reader's first message is the join, and each fetch after it is one
+    group of sends. Answers come in the order of the requests, and both ranks post in the order of the answers.
+    """
     Renew: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenewRequest, _worker_pb2.RenewReply]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseRequest, _worker_pb2.ReleaseReply]  # type: ignore[assignment]
     """The commit: VALID promises that the blocks still held the ticket's KV until now. Only then may decode use what it read."""
@@ -160,6 +168,16 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.FetchChunk], _abc.AsyncIterator[_worker_pb2.FetchChunk]]:
         """For data planes that need the owner to send."""
+
+    @_abc_1.abstractmethod
+    def Nccl(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.NcclRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.NcclReply], _abc.AsyncIterator[_worker_pb2.NcclReply]]:
+        """Two ranks of one NCCL communicator, which lives as long as the call. The reader's first message is the join, and each fetch after it is one
+        group of sends. Answers come in the order of the requests, and both ranks post in the order of the answers.
+        """
 
     @_abc_1.abstractmethod
     def Renew(

@@ -14,7 +14,7 @@ from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import BlockRef, KVTicket
 from cluster.kv_transfer.base import Progress
 from cluster.kv_transfer.pool_memory import PoolMemory
-from cluster.kv_transfer.selection import publish
+from cluster.kv_transfer.selection import find_nccl, publish
 from cluster.kv_transfer.service import KVService
 from cluster.types import TokenOutput
 from tests.kv_transfer.planes import PlaneMaker
@@ -90,6 +90,7 @@ class Owner:
             pool=self.pool,
             planes=planes,
             checker=self.leases,
+            nccl=find_nccl([self.plane]),
         )
         service.register(self.server)
         self.endpoint = f"127.0.0.1:{self.server.add_insecure_port(f'127.0.0.1:{port}')}"

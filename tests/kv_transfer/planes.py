@@ -12,14 +12,16 @@ from cluster.kv_transfer import nixl_library
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.grpc import GrpcPlane
 from cluster.kv_transfer.in_process import Exchange, InProcessPlane
+from cluster.kv_transfer.nccl import NcclPlane
 from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.kv_transfer.shared_memory import SharedMemoryPlane
+from tests.kv_transfer.socket_device import SocketDevice
 
 HOST: Final = "127.0.0.1"
 NEEDS_NIXL: Final = pytest.mark.skipif(not nixl_library.is_installed(), reason="the package nixl is not installed")
 
-NAMES: Final = ("shared_memory", "nixl", "grpc", "in_process")
+NAMES: Final = ("shared_memory", "nccl", "nixl", "grpc", "in_process")
 ONE_SIDED: Final = ("shared_memory", "nixl", "in_process")
 PLANES: Final = tuple(pytest.param(name, marks=NEEDS_NIXL if name == "nixl" else ()) for name in NAMES)
 
@@ -36,6 +38,8 @@ class PlaneMaker:
         match name:
             case "shared_memory":
                 return SharedMemoryPlane(pool, memory)
+            case "nccl":
+                return NcclPlane(pool, incarnation, self.secret, SocketDevice)
             case "nixl":
                 return NixlPlane(pool, incarnation, HOST)
             case "grpc":

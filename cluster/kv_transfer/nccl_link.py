@@ -1,0 +1,142 @@
+"""The reader's end of NCCL: one communicator with one life of one owner, from `open` to `close` or to its first failure.
+
+    asked ──► refused: the ticket is not good, neither rank posts anything
+       └────► go: both ranks post the group, in the order of the answers ──► done
+                └── cancelled: what was asked for is taken all the same, since a rank that has posted its sends waits for us;
+                    a group that does not end soon then, or takes too long, breaks the communicator, and `connect` makes another
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from cluster import wire
+from cluster.errors import BatonError, PlaneUnavailable, TransferError
+from cluster.kv_ticket import KVTicket
+from cluster.kv_transfer.base import Connection, PeerDescription, source_rows
+from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, READER_RANK, Device, NcclPool, Rows
+from cluster.kv_transfer.nccl_rank import Posting, Rank
+from cluster.kv_transfer.nccl_stream import NcclStream
+from cluster.kv_transfer.outlast import outlast
+from cluster.kv_transfer.patience import Patience
+from cluster.kv_transfer.slices import in_slices
+from cluster.pb import worker_pb2 as pb
+
+_SLICE_BYTES: Final = 32 * 2**20  # of one group: what a cancel waits for
+_MAX_IN_FLIGHT: Final = 2  # groups: the second is asked for while the first is on its way
+_STALL_S: Final = 10.0  # a group that takes longer will not end
+_HURRY_S: Final = 1.0  # the same, once nobody wants it any more
+
+
+class NcclLink(Connection):
+    """Of one pair."""
+
+    def __init__(self, device: Device, pool: torch.Tensor, peer: PeerDescription, source: NcclPool, secret: str, turn: asyncio.Lock):
+        """
+        Args:
+            device: that `pool` lies on.
+            pool: ours; destinations lie where it does.
+            peer: the owner.
+            source: what it says of its pool.
+            secret: of the cluster.
+            turn: of the device, for all links of this worker; see `nccl_turns`.
+        """
+        self._pool = pool
+        self._header = pb.Header(incarnation=peer.incarnation)
+        self._source = source
+        self._turn = turn
+        self._rank = Rank(device)
+        self._unique_id = device.unique_id
+        self._stream = NcclStream(peer.endpoint, secret, lambda error: self._start_closing(error.message))
+        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        self._groups: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None
+
+    async def open(self) -> None:
+        """Makes the communicator, and brings the owner's token over it.
+
+        Raises:
+            BatonError: there is none, or it leads to somebody else; close the link then.
+        """
+        async with self._turn:
+            opening = asyncio.create_task(self._open())
+            self._groups.add(opening)
+            opening.add_done_callback(self._groups.discard)
+            await outlast(opening, lambda: self._start_closing("nobody wants the connection any more"))
+
+    async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
+        assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.block_bytes and destination.is_contiguous()
+        self._check_open()
+        source_rows(ticket, indexes, self._source.num_blocks)
+        if destination.device != self._pool.device:
+            raise TransferError(f"NCCL cannot write to {destination.device.type} memory, the pool is in {self._pool.device.type} memory")
+        packed = wire.encode(ticket)
+
+        async def read_slice(part: slice) -> None:
+            fetch = pb.FetchRequest(header=self._header, ticket=packed, indexes=indexes[part])
+            await self._read_group(pb.NcclRequest(fetch=fetch), Rows(destination, block_ids[part]))
+
+        step = min(MAX_GROUP_ROWS, max(1, _SLICE_BYTES // destination.shape[1]))
+        async with self._turn:
+            await in_slices(len(indexes), step, read_slice)
+
+    async def close(self) -> None:
+        await asyncio.shield(self._start_closing("the connection is closed"))
+        while self._groups:
+            await asyncio.wait(list(self._groups))
+
+    async def _open(self) -> None:
+        patience = Patience(_STALL_S)
+        unique_id = await patience.wait(self._rank.run(self._unique_id), "a name for the communicator")
+        request = pb.NcclRequest(join=pb.NcclJoin(header=self._header, unique_id=unique_id))
+        joining = await self._stream.ask(request, lambda: self._rank.join(unique_id, READER_RANK), patience)
+        if isinstance(joining, BatonError):
+            raise joining
+        await self._rank.wait_joined(joining)
+        token = torch.zeros(1, len(self._source.token), dtype=torch.uint8, device=self._pool.device)
+        await self._rank.post(receive=Rows(token, [0])).wait(Patience(_STALL_S))
+        arrived = await self._rank.run(lambda: token.cpu().numpy().tobytes())  # off the event loop: it waits for the device
+        if arrived != self._source.token:
+            raise PlaneUnavailable("the communicator leads to another pool than the peer's")
+
+    async def _read_group(self, request: pb.NcclRequest, rows: Rows) -> None:
+        """Asks for a group and outlasts it, whatever happens to us meanwhile."""
+        async with self._slots:
+            self._check_open()
+            patience = Patience(_STALL_S, _HURRY_S)
+            group = asyncio.create_task(self._receive(request, rows, patience))
+            self._groups.add(group)
+            group.add_done_callback(self._groups.discard)
+            await outlast(group, patience.hurry)
+
+    async def _receive(self, request: pb.NcclRequest, rows: Rows, patience: Patience) -> None:
+        try:
+            answer = await self._stream.ask(request, lambda: self._rank.post(receive=rows), patience)
+            if isinstance(answer, Posting):
+                await answer.wait(patience)
+        except BatonError as error:
+            await self._start_closing(error.message)  # until then the device may write
+            raise
+        if isinstance(answer, BatonError):
+            raise answer
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TransferError("the connection to the peer is closed")
+
+    def _start_closing(self, reason: str) -> asyncio.Task[None]:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(reason))
+        return self._closing
+
+    async def _close(self, reason: str) -> None:
+        await self._rank.abort(reason)
+        await self._stream.close()
