@@ -24,7 +24,7 @@ class DaemonThread:
         Thread(target=_serve, args=(self._queue,), name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """The result of `work`, which fails with a TransferError once the thread was stopped. Cancelling the future does not stop the work."""
+        """The result of `work`. Cancelling it does not stop the work; once the thread was stopped, it is a TransferError."""
         if self._stopped:
             refused: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
             refused.set_exception(TransferError("the thread was stopped"))

@@ -1,8 +1,8 @@
 """The plane of NCCL, by cupy: from one device's memory into another's. Two-sided: the owner sends what the reader asks for.
 
     1. `publish` says which NCCL the owner has; nothing is registered, since NCCL sends from any device memory
-    2. `connect` makes a communicator of two ranks for the pair: the reader draws its name (ncclUniqueId) and opens a `KV.Nccl` call, both
-       join, and the owner's token comes over it, so a pair that cannot is told here and not at its first handoff
+    2. `connect` makes a communicator of two ranks for the pair: the reader opens a `KV.Nccl` call, the owner draws a name (ncclUniqueId),
+       both join, and the owner's token comes over it, so a pair that cannot is told here and not at its first handoff
     3. a read is a few groups. For each the reader asks in the call, the owner checks the ticket and answers, and both post the sends and
        receives of all its blocks at once, on streams of their own beside the engine's
     4. communicator and call live and end together: whatever breaks one ends both, on both sides (ncclCommAbort), within seconds, and the
@@ -26,7 +26,7 @@ from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, TicketChecker, check_block_bytes
 from cluster.kv_transfer.nccl_device import Device, NcclPool
-from cluster.kv_transfer.nccl_link import NcclLink
+from cluster.kv_transfer.nccl_link import NcclLink, Reader
 from cluster.kv_transfer.nccl_owner import NcclCall, NcclOwner
 
 
@@ -47,13 +47,12 @@ class NcclPlane(DataPlane):
         self._incarnation = incarnation
         self._secret = secret
         self._open_device = open_device
-        self._device: Device | None = None
+        self._reader: Reader | None = None
         self._opening = asyncio.Lock()
-        self._turn = asyncio.Lock()  # of the device, for our reads
         self._owner: NcclOwner | None = None
 
     async def publish(self) -> bytes:
-        self._owner = NcclOwner(await self._find_device(), self._pool, self._incarnation)
+        self._owner = NcclOwner((await self._open()).device, self._pool, self._incarnation)
         return wire.encode(self._owner.description)
 
     async def serve(self, call: NcclCall, checker: TicketChecker) -> None:
@@ -72,10 +71,10 @@ class NcclPlane(DataPlane):
         except wire.WireError as error:
             raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
         check_block_bytes(source.block_bytes, peer)
-        device = await self._find_device()
-        if source.version != device.version:
-            raise PlaneUnavailable(f"the peer has NCCL {source.version}, this worker {device.version}")
-        link = NcclLink(device, self._pool, peer, source, self._secret, self._turn)
+        reader = await self._open()
+        if source.version != reader.device.version:
+            raise PlaneUnavailable(f"the peer has NCCL {source.version}, this worker {reader.device.version}")
+        link = NcclLink(reader, peer, source)
         try:
             await link.open()
         except TransferError as error:
@@ -90,8 +89,9 @@ class NcclPlane(DataPlane):
         if self._owner is not None:
             await self._owner.close()
 
-    async def _find_device(self) -> Device:
+    async def _open(self) -> Reader:
         async with self._opening:
-            if self._device is None:
-                self._device = await asyncio.to_thread(self._open_device)
-            return self._device
+            if self._reader is None:
+                device = await asyncio.to_thread(self._open_device)
+                self._reader = Reader(device, self._pool.device, self._secret, asyncio.Lock())
+            return self._reader

@@ -64,7 +64,9 @@ class Device(Protocol):
         """Of NCCL, as its `ncclGetVersion` has it: 22703 is 2.27.3."""
 
     def unique_id(self) -> bytes:
-        """A name for a communicator that is to be; the other rank reaches this process by it."""
+        """A name for a communicator that is to be; the other rank reaches this process by it. NCCL keeps a thread and a socket until all
+        ranks have joined, so draw none that nobody will use.
+        """
 
     def join(self, unique_id: bytes, rank: int, num_ranks: int = 2) -> Communicator:
         """Waits, without a limit, until all ranks have joined."""

@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any, Final
 
@@ -84,34 +84,44 @@ class CupyDevice:
             nccl: `cupy.cuda.nccl`.
             index: of the device among those of this process.
         """
-        self._cupy = cupy
-        self._nccl = nccl
+        self.cupy = cupy
+        self.nccl = nccl
         self._index = index
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Within it, CUDA's calls of this thread mean this device."""
+        context: AbstractContextManager[Any] = self.cupy.cuda.Device(self._index)
+        return context
 
     @property
     def version(self) -> int:
-        return int(self._nccl.get_version())
+        return int(self.nccl.get_version())
 
     def unique_id(self) -> bytes:
         with _transfer_errors():
-            found: bytes = self._nccl.get_unique_id()
+            found: bytes = self.nccl.get_unique_id()
         return found
 
     def join(self, unique_id: bytes, rank: int, num_ranks: int = 2) -> CupyCommunicator:
-        with _transfer_errors(), self._cupy.cuda.Device(self._index):
-            communicator = self._nccl.NcclCommunicator(num_ranks, unique_id, rank)
-            stream = self._cupy.cuda.Stream(non_blocking=True)  # beside the default stream, which the engine may use
+        with _transfer_errors(), self.current():
+            communicator = self.nccl.NcclCommunicator(num_ranks, unique_id, rank)
+            stream = self.cupy.cuda.Stream(non_blocking=True)  # beside the default stream, which the engine may use
         peer = num_ranks - 1 - rank  # the other of two, or itself
-        return CupyCommunicator(self._cupy, self._nccl, self._index, communicator, stream, peer)
+        return CupyCommunicator(self, communicator, stream, peer)
 
 
 class CupyCommunicator:
     """One rank; `cluster.kv_transfer.nccl_device.Communicator`."""
 
-    def __init__(self, cupy: Any, nccl: Any, index: int, communicator: Any, stream: Any, peer: int) -> None:
-        self._cupy = cupy
-        self._nccl = nccl
-        self._index = index
+    def __init__(self, device: CupyDevice, communicator: Any, stream: Any, peer: int) -> None:
+        """
+        Args:
+            device: where it is.
+            communicator: cupy's.
+            stream: cupy's, on which groups go one after the other.
+            peer: rank that it sends to and receives from.
+        """
+        self._device = device
         self._communicator = communicator
         self._stream = stream
         self._peer = peer
@@ -120,26 +130,26 @@ class CupyCommunicator:
 
     def post(self, *, send: Rows | None = None, receive: Rows | None = None) -> object:
         self._check()
-        with _transfer_errors(), self._cupy.cuda.Device(self._index):
-            self._nccl.groupStart()
+        with _transfer_errors(), self._device.current():
+            self._device.nccl.groupStart()
             try:
                 self._each(self._communicator.send, send)
                 self._each(self._communicator.recv, receive)
             finally:
-                self._nccl.groupEnd()  # also of a group that went wrong: NCCL counts them for each thread
-            event = self._cupy.cuda.Event(disable_timing=True)
+                self._device.nccl.groupEnd()  # also of a group that went wrong: NCCL counts them for each thread
+            event = self._device.cupy.cuda.Event(disable_timing=True)
             event.record(self._stream)
         return event
 
     def is_done(self, group: Any) -> bool:
         self._check()
-        with _transfer_errors(), self._cupy.cuda.Device(self._index):
+        with _transfer_errors(), self._device.current():
             self._communicator.check_async_error()
             return bool(group.done)
 
     def abort(self) -> None:
         self._aborted = True
-        with self._aborting, _transfer_errors(), self._cupy.cuda.Device(self._index):
+        with self._aborting, _transfer_errors(), self._device.current():
             try:
                 self._communicator.abort()  # a second time, cupy does nothing
             finally:
@@ -151,7 +161,7 @@ class CupyCommunicator:
             return
         start, row_bytes = rows.tensor.data_ptr(), rows.tensor.shape[1]
         for index in rows.indexes:
-            move(start + index * row_bytes, row_bytes, self._nccl.NCCL_UINT8, self._peer, self._stream.ptr)
+            move(start + index * row_bytes, row_bytes, self._device.nccl.NCCL_UINT8, self._peer, self._stream.ptr)
 
     def _check(self) -> None:
         if self._aborted:

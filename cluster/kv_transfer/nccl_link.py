@@ -1,15 +1,16 @@
 """The reader's end of NCCL: one communicator with one life of one owner, from `open` to `close` or to its first failure.
 
-    asked ──► refused: the ticket is not good, neither rank posts anything
-       └────► go: both ranks post the group, in the order of the answers ──► done
-                └── cancelled: what was asked for is taken all the same, since a rank that has posted its sends waits for us;
-                    a group that does not end soon then, or takes too long, breaks the communicator, and `connect` makes another
+asked ──► refused: the ticket is not good, neither rank posts anything
+   └────► go: both ranks post the group, in the order of the answers ──► done
+            └── cancelled: what was asked for is taken all the same, since a rank that has posted its sends waits for us;
+                a group that does not end soon then, or takes too long, breaks the communicator, and `connect` makes another
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -32,26 +33,32 @@ _STALL_S: Final = 10.0  # a group that takes longer will not end
 _HURRY_S: Final = 1.0  # the same, once nobody wants it any more
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What all links of one worker share."""
+
+    device: Device
+    memory: torch.device  # that the device's is to torch: there lie all destinations
+    secret: str  # of the cluster
+    turn: asyncio.Lock  # who reads now; see `nccl_turns`
+
+
 class NcclLink(Connection):
     """Of one pair."""
 
-    def __init__(self, device: Device, pool: torch.Tensor, peer: PeerDescription, source: NcclPool, secret: str, turn: asyncio.Lock):
+    def __init__(self, reader: Reader, peer: PeerDescription, source: NcclPool) -> None:
         """
         Args:
-            device: that `pool` lies on.
-            pool: ours; destinations lie where it does.
+            reader: this worker.
             peer: the owner.
             source: what it says of its pool.
-            secret: of the cluster.
-            turn: of the device, for all links of this worker; see `nccl_turns`.
         """
-        self._pool = pool
+        self._memory = reader.memory
         self._header = pb.Header(incarnation=peer.incarnation)
         self._source = source
-        self._turn = turn
-        self._rank = Rank(device)
-        self._unique_id = device.unique_id
-        self._stream = NcclStream(peer.endpoint, secret, lambda error: self._start_closing(error.message))
+        self._turn = reader.turn
+        self._rank = Rank(reader.device)
+        self._stream = NcclStream(peer.endpoint, reader.secret, lambda error: self._start_closing(error.message))
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         self._groups: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -76,8 +83,8 @@ class NcclLink(Connection):
         assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.block_bytes and destination.is_contiguous()
         self._check_open()
         source_rows(ticket, indexes, self._source.num_blocks)
-        if destination.device != self._pool.device:
-            raise TransferError(f"NCCL cannot write to {destination.device.type} memory, the pool is in {self._pool.device.type} memory")
+        if destination.device != self._memory:
+            raise TransferError(f"NCCL cannot write to {destination.device} memory, the pool is in that of {self._memory}")
         packed = wire.encode(ticket)
 
         async def read_slice(part: slice) -> None:
@@ -94,14 +101,12 @@ class NcclLink(Connection):
             await asyncio.wait(list(self._groups))
 
     async def _open(self) -> None:
-        patience = Patience(_STALL_S)
-        unique_id = await patience.wait(self._rank.run(self._unique_id), "a name for the communicator")
-        request = pb.NcclRequest(join=pb.NcclJoin(header=self._header, unique_id=unique_id))
-        joining = await self._stream.ask(request, lambda: self._rank.join(unique_id, READER_RANK), patience)
+        request = pb.NcclRequest(join=pb.NcclJoin(header=self._header))
+        joining = await self._stream.ask(request, lambda go: self._rank.join(go.unique_id, READER_RANK), Patience(_STALL_S))
         if isinstance(joining, BatonError):
             raise joining
         await self._rank.wait_joined(joining)
-        token = torch.zeros(1, len(self._source.token), dtype=torch.uint8, device=self._pool.device)
+        token = torch.zeros(1, len(self._source.token), dtype=torch.uint8, device=self._memory)
         await self._rank.post(receive=Rows(token, [0])).wait(Patience(_STALL_S))
         arrived = await self._rank.run(lambda: token.cpu().numpy().tobytes())  # off the event loop: it waits for the device
         if arrived != self._source.token:
@@ -119,7 +124,7 @@ class NcclLink(Connection):
 
     async def _receive(self, request: pb.NcclRequest, rows: Rows, patience: Patience) -> None:
         try:
-            answer = await self._stream.ask(request, lambda: self._rank.post(receive=rows), patience)
+            answer = await self._stream.ask(request, lambda _: self._rank.post(receive=rows), patience)
             if isinstance(answer, Posting):
                 await answer.wait(patience)
         except BatonError as error:

@@ -71,7 +71,7 @@ class NcclOwner:
         rank = Rank(self._device)
         self._ranks.add(rank)
         try:
-            await self._join(call, rank, request.join.unique_id)
+            await self._join(call, rank)
             while (request := await _next(call, rank)) is not aio.EOF:
                 await self._answer(call, rank, request.fetch, checker)
         finally:
@@ -84,10 +84,11 @@ class NcclOwner:
         for rank in list(self._ranks):
             await rank.abort("the worker closes")
 
-    async def _join(self, call: NcclCall, rank: Rank, unique_id: bytes) -> None:
+    async def _join(self, call: NcclCall, rank: Rank) -> None:
         await self._turns.take(rank)
         try:
-            await call.write(_GO)  # first: a reader that is gone does not join, and a join cannot be taken back
+            unique_id = await Patience(_STALL_S).wait(rank.run(self._device.unique_id), "a name for the communicator", rank.ended)
+            await call.write(pb.NcclReply(go=pb.NcclGo(unique_id=unique_id)))  # first: a reader that is gone does not join
             await rank.wait_joined(rank.join(unique_id, OWNER_RANK))
             await rank.post(send=Rows(self._token, [0])).wait(Patience(_STALL_S))
         finally:

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Ask(Generic[_T]):
-    on_go: Callable[[], _T]
+    on_go: Callable[[pb.NcclGo], _T]
     answer: asyncio.Future[_T | BatonError]
 
 
@@ -42,9 +42,9 @@ class NcclStream:
         self._writing = asyncio.Lock()
         self._reading = asyncio.create_task(self._read_answers())
 
-    async def ask(self, request: pb.NcclRequest, on_go: Callable[[], _T], patience: Patience) -> _T | BatonError:
-        """Sends `request`. Where the owner goes ahead, `on_go` is called at once, before later answers are looked at, and its result is
-        returned; a refusal of this request is returned as the error it is. Must not be cancelled: that would end the call.
+    async def ask(self, request: pb.NcclRequest, on_go: Callable[[pb.NcclGo], _T], patience: Patience) -> _T | BatonError:
+        """Sends `request`. Where the owner goes ahead, `on_go` is called at once, before later answers are looked at and whether or not
+        somebody still waits; its result is returned. A refusal of this request is returned as the error it is.
 
         Raises:
             BatonError: the call has ended, or the owner does not answer.
@@ -91,7 +91,7 @@ class NcclStream:
             raise TransferError("the peer answers what was not asked")
         ask = self._asks.popleft()
         if reply.WhichOneof("reply") == "go":
-            ask.answer.set_result(ask.on_go())
+            ask.answer.set_result(ask.on_go(reply.go))
         else:
             refusal = reply.refusal
             param = refusal.param if refusal.HasField("param") else None

@@ -13,6 +13,7 @@ import torch
 
 from cluster.config import PlaneName
 from cluster.errors import PlaneUnavailable
+from cluster.kv_transfer import nccl_library, nixl_library
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription
 from cluster.kv_transfer.nccl import NcclPlane
 from cluster.types import KVPeer
@@ -41,35 +42,38 @@ def select_planes(names: Sequence[PlaneName], context: PlaneContext) -> list[Dat
 
 
 def _build(name: PlaneName, context: PlaneContext) -> DataPlane | None:
+    why_not = _why_not(name)
+    if why_not is not None:
+        _log.warning("no %s plane: %s", name, why_not)
+        return None
     # A plane's module is imported where it is used: other planes need libraries that not every machine has.
     match name:
         case "shared_memory":
-            if sys.platform != "linux":
-                _log.info("no shared_memory plane: %s has no memfd", sys.platform)
-                return None
             from cluster.kv_transfer.shared_memory import SharedMemoryPlane
 
             return SharedMemoryPlane(context.pool, context.memory)
+        case "nccl":
+            open_device = partial(nccl_library.open_device, context.pool, context.host)
+            return NcclPlane(context.pool, context.incarnation, context.secret, open_device)
         case "nixl":
-            from cluster.kv_transfer import nixl_library
-
-            if not nixl_library.is_installed():
-                _log.warning("no nixl plane: the package is not installed")
-                return None
             from cluster.kv_transfer.nixl import NixlPlane
 
             return NixlPlane(context.pool, context.incarnation, context.host)
-        case "nccl":
-            from cluster.kv_transfer import nccl_library
-
-            if not nccl_library.is_installed():
-                _log.warning("no nccl plane: the package cupy is not installed")
-                return None
-            return NcclPlane(context.pool, context.incarnation, context.secret, partial(nccl_library.open_device, context.pool, context.host))
         case "grpc":
             from cluster.kv_transfer.grpc import GrpcPlane
 
             return GrpcPlane(context.pool, context.secret)
+
+
+def _why_not(name: PlaneName) -> str | None:
+    """What this machine lacks for the plane."""
+    if name == "shared_memory" and sys.platform != "linux":
+        return f"{sys.platform} has no memfd"
+    if name == "nccl" and not nccl_library.is_installed():
+        return "the package cupy is not installed"
+    if name == "nixl" and not nixl_library.is_installed():
+        return "the package nixl is not installed"
+    return None
 
 
 def find_nccl(planes: Sequence[DataPlane]) -> NcclPlane | None:

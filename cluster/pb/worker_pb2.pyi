@@ -784,20 +784,16 @@ class NcclJoin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    UNIQUE_ID_FIELD_NUMBER: _builtins.int
-    unique_id: _builtins.bytes
-    """ncclUniqueId, drawn by the reader"""
     @_builtins.property
     def header(self) -> Global___Header: ...
     def __init__(
         self,
         *,
         header: Global___Header | None = ...,
-        unique_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "unique_id", b"unique_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -835,12 +831,17 @@ class NcclGo(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    unique_id: _builtins.bytes
+    """ncclUniqueId of the communicator to join; empty for a fetch"""
     def __init__(
         self,
+        *,
+        unique_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unique_id", b"unique_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -211,7 +211,7 @@ async def test_workers_that_have_closed_leave_nothing_behind(plane: str) -> None
     await live_once()
     await no_more_fds_than(fds)
     assert not maps_pool()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy", "kv-nixl"))]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy", "kv-nccl", "kv-nixl"))]
 
 
 @pytest.mark.parametrize("plane", PLANES)

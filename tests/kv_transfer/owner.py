@@ -69,13 +69,16 @@ class Leases:
 class Owner:
     """One life of such a worker."""
 
-    def __init__(self, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64, maker: PlaneMaker | None = None) -> None:
+    def __init__(
+        self, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64, maker: PlaneMaker | None = None, device: str = "cpu"
+    ) -> None:
         self.layout = layout
         self.incarnation = secrets.token_hex(8)
         self.leases = Leases()
         self.memory = PoolMemory()
         self.pool = self.memory.allocate(num_blocks * layout.block_bytes).view(num_blocks, layout.block_bytes)
         random_pool(self.pool, seed=1)
+        self.pool = self.pool.to(device)
         self.plane = (maker or PlaneMaker(SECRET)).make(plane, self.pool, self.incarnation, self.memory)
         self.endpoint = ""
         self.server = rpc.server(SECRET)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -23,11 +24,22 @@ _owners: Final[dict[int, Owner]] = {}  # over there
 class OwnerElsewhere:
     """One life of such a worker in the process `there`, which may have more of them."""
 
-    def __init__(self, there: OtherProcess, plane: str, *, layout: KVLayout = SMALL, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        there: OtherProcess,
+        plane: str,
+        *,
+        layout: KVLayout = SMALL,
+        num_blocks: int = 64,
+        device: str = "cpu",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`device` is torch's, of the pool; `environment` is for the process, beside what it has."""
         self._there = there
         self._number = next(_numbers)
         self._shape = num_blocks, layout.block_bytes
-        self.incarnation = there.call(_make, self._number, plane, layout, num_blocks)
+        there.call(os.environ.update, dict(environment or {}))
+        self.incarnation = there.call(_make, self._number, plane, layout, num_blocks, device)
         self.endpoint = ""
 
     async def start(self, port: int = 0) -> None:
@@ -60,9 +72,9 @@ class OwnerElsewhere:
         await self._there.acall(_close, self._number)
 
 
-def _make(number: int, plane: str, layout: KVLayout, num_blocks: int) -> str:
+def _make(number: int, plane: str, layout: KVLayout, num_blocks: int, device: str) -> str:
     torch.set_num_threads(1)
-    _owners[number] = Owner(plane, layout=layout, num_blocks=num_blocks, maker=PlaneMaker(SECRET))
+    _owners[number] = Owner(plane, layout=layout, num_blocks=num_blocks, maker=PlaneMaker(SECRET), device=device)
     return _owners[number].incarnation
 
 

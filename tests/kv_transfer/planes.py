@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import pytest
 import torch
 
-from cluster.kv_transfer import nixl_library
+from cluster.kv_transfer import nccl_library, nixl_library
 from cluster.kv_transfer.base import DataPlane
 from cluster.kv_transfer.grpc import GrpcPlane
 from cluster.kv_transfer.in_process import Exchange, InProcessPlane
@@ -39,7 +40,8 @@ class PlaneMaker:
             case "shared_memory":
                 return SharedMemoryPlane(pool, memory)
             case "nccl":
-                return NcclPlane(pool, incarnation, self.secret, SocketDevice)
+                real = partial(nccl_library.open_device, pool, HOST)
+                return NcclPlane(pool, incarnation, self.secret, SocketDevice if pool.device.type == "cpu" else real)
             case "nixl":
                 return NixlPlane(pool, incarnation, HOST)
             case "grpc":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from cluster.kv_ticket import KVTicket
@@ -9,7 +11,7 @@ from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.selection import PlaneContext, select_planes
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET
 from tests.kv_transfer.owner_elsewhere import OwnerElsewhere
-from tests.kv_transfer.planes import HOST
+from tests.kv_transfer.planes import HOST, PlaneMaker
 from tests.other_process import OtherProcess
 
 NUM_BLOCKS = 128
@@ -18,20 +20,27 @@ NUM_BLOCKS = 128
 class RemoteOwner:
     """The worker over there, and a reader here."""
 
-    def __init__(self, plane: str, process: OtherProcess, ticket: KVTicket) -> None:
+    def __init__(self, plane: str, process: OtherProcess, ticket: KVTicket, device: str) -> None:
         self.process = process
         self.ticket = ticket
-        self.pool = torch.zeros(NUM_BLOCKS, LARGE.block_bytes, dtype=torch.uint8)
+        self.pool = torch.zeros(NUM_BLOCKS, LARGE.block_bytes, dtype=torch.uint8, device=device)
         self.planes = select_planes(["shared_memory", "nixl", "grpc"], PlaneContext(self.pool, "the reader", HOST, SECRET))
+        self.planes.append(PlaneMaker(SECRET).make("nccl", self.pool, "the reader"))
         self.peers = Peers(self.planes, layout=LARGE, checkpoint=CHECKPOINT, secret=SECRET)
         self.plane = plane
 
     @classmethod
-    async def start(cls, plane: str) -> RemoteOwner:
+    async def start(cls, plane: str, device: str = "cpu", environment: Mapping[str, str] | None = None) -> RemoteOwner:
+        """
+        Args:
+            plane: that it publishes its pool on.
+            device: of torch, on which both pools lie.
+            environment: of the process, beside ours.
+        """
         process = OtherProcess()
-        owner = OwnerElsewhere(process, plane, layout=LARGE, num_blocks=NUM_BLOCKS)
+        owner = OwnerElsewhere(process, plane, layout=LARGE, num_blocks=NUM_BLOCKS, device=device, environment=environment)
         await owner.start()
-        return cls(plane, process, owner.lease(range(NUM_BLOCKS - 1, -1, -1)))
+        return cls(plane, process, owner.lease(range(NUM_BLOCKS - 1, -1, -1)), device)
 
     async def read(self) -> None:
         await self.read_into(self.pool)

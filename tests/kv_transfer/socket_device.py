@@ -152,6 +152,7 @@ def _copy(group: _Group) -> None:
 def _join(unique_id: bytes) -> socket.socket:
     link = socket.create_connection(("127.0.0.1", struct.unpack_from(">H", unique_id)[0]))
     link.sendall(unique_id)
+    _receive(link, len(_DONE))
     return link
 
 
@@ -161,6 +162,7 @@ def _accept(listener: socket.socket, unique_id: bytes) -> socket.socket:
     if _receive(link, _ID_BYTES) != unique_id:
         link.close()
         raise OSError("somebody else has joined")
+    link.sendall(_DONE)
     return link
 
 

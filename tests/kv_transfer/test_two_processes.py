@@ -18,7 +18,7 @@ from tests.kv_transfer.process_state import Held, eventually, num_pool_mappings,
 from tests.kv_transfer.remote_owner import RemoteOwner
 
 
-@pytest.fixture(params=["shared_memory", pytest.param("nixl", marks=NEEDS_NIXL), "grpc"])
+@pytest.fixture(params=["shared_memory", "nccl", pytest.param("nixl", marks=NEEDS_NIXL), "grpc"])
 async def owner(request: pytest.FixtureRequest) -> AsyncIterator[RemoteOwner]:
     owner = await RemoteOwner.start(request.param)
     yield owner
