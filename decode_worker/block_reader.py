@@ -87,8 +87,7 @@ class BlockReader:
             return None
         if source not in self._staged:
             repacker = Repacker(source, self.destination.layout)
-            pool = self.destination.pool
-            area = StagingArea(source.block_bytes, self._staging_bytes, multiple=repacker.source_blocks_per_unit, device=pool.device)
+            area = StagingArea(source.block_bytes, self._staging_bytes, multiple=repacker.source_blocks_per_unit)
             self._staged[source] = _Staged(repacker, area)
         return self._staged[source]
 

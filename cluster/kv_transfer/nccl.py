@@ -4,7 +4,8 @@
     2. `connect` makes a communicator of two ranks for the pair: the reader opens a `KV.Nccl` call, the owner draws a name (ncclUniqueId),
        both join, and the owner's token comes over it, so a pair that cannot is told here and not at its first handoff
     3. a read is a few groups. For each the reader asks in the call, the owner checks the ticket and answers, and both post the sends and
-       receives of all its blocks at once, on streams of their own beside the engine's
+       receives of all its blocks at once, on streams of their own. These do not wait for the engine's: a ticket may be read, and blocks are
+       reserved for a read, only once the device has done what the engine wanted with them
     4. communicator and call live and end together: whatever breaks one ends both, on both sides (ncclCommAbort), within seconds, and the
        next `connect` makes others. A restarted peer has another incarnation, so it is another pair
 
@@ -25,7 +26,7 @@ import torch
 from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, TicketChecker, check_block_bytes
-from cluster.kv_transfer.nccl_device import Device, NcclPool
+from cluster.kv_transfer.nccl_device import TOKEN_BYTES, Device, NcclPool
 from cluster.kv_transfer.nccl_link import NcclLink, Reader
 from cluster.kv_transfer.nccl_owner import NcclCall, NcclOwner
 
@@ -92,6 +93,12 @@ class NcclPlane(DataPlane):
     async def _open(self) -> Reader:
         async with self._opening:
             if self._reader is None:
-                device = await asyncio.to_thread(self._open_device)
-                self._reader = Reader(device, self._pool.device, self._secret, asyncio.Lock())
+                self._reader = await asyncio.to_thread(self._make_reader)
             return self._reader
+
+    def _make_reader(self) -> Reader:
+        device, memory = self._open_device(), self._pool.device
+        token = torch.zeros(1, TOKEN_BYTES, dtype=torch.uint8).to(
+            memory
+        )  # it is there when this returns, whatever torch's stream has to do
+        return Reader(device, memory, self._secret, token, asyncio.Lock())

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
+TOKEN_BYTES: Final = 16
 READER_RANK: Final = 0
 OWNER_RANK: Final = 1
 # NCCL takes no more than 2,048 operations in a group (its user guide, "Group Calls"); a row that a rank sends to itself is two.

@@ -40,6 +40,7 @@ class Reader:
     device: Device
     memory: torch.device  # that the device's is to torch: there lie all destinations
     secret: str  # of the cluster
+    token: torch.Tensor  # where an owner's arrives: uint8 `[1, token bytes]`, for who has the turn
     turn: asyncio.Lock  # who reads now; see `nccl_turns`
 
 
@@ -54,6 +55,7 @@ class NcclLink(Connection):
             source: what it says of its pool.
         """
         self._memory = reader.memory
+        self._token = reader.token
         self._header = pb.Header(incarnation=peer.incarnation)
         self._source = source
         self._turn = reader.turn
@@ -106,9 +108,8 @@ class NcclLink(Connection):
         if isinstance(joining, BatonError):
             raise joining
         await self._rank.wait_joined(joining)
-        token = torch.zeros(1, len(self._source.token), dtype=torch.uint8, device=self._memory)
-        await self._rank.post(receive=Rows(token, [0])).wait(Patience(_STALL_S))
-        arrived = await self._rank.run(lambda: token.cpu().numpy().tobytes())  # off the event loop: it waits for the device
+        await self._rank.post(receive=Rows(self._token, [0])).wait(Patience(_STALL_S))
+        arrived = await self._rank.run(lambda: self._token.cpu().numpy().tobytes())  # off the event loop: it waits for the device
         if arrived != self._source.token:
             raise PlaneUnavailable("the communicator leads to another pool than the peer's")
 

@@ -16,14 +16,13 @@ from grpc import aio
 from cluster.errors import BatonError, TicketMismatch, TransferError, WrongIncarnation
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
-from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, OWNER_RANK, Device, NcclPool, Rows
+from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, OWNER_RANK, TOKEN_BYTES, Device, NcclPool, Rows
 from cluster.kv_transfer.nccl_rank import Posting, Rank
 from cluster.kv_transfer.nccl_turns import Turns
 from cluster.kv_transfer.patience import Patience
 from cluster.pb import worker_pb2 as pb
 
 _STALL_S: Final = 10.0  # a group that the reader does not take for so long will not be taken
-_TOKEN_BYTES: Final = 16
 _GO: Final = pb.NcclReply(go=pb.NcclGo())
 
 
@@ -44,7 +43,7 @@ class NcclOwner:
             pool: uint8 `[num_blocks, block_bytes]`. A block that a ticket names is complete on the device when the ticket may be read.
             incarnation: of this worker.
         """
-        token = secrets.token_bytes(_TOKEN_BYTES)
+        token = secrets.token_bytes(TOKEN_BYTES)
         self.description: Final = NcclPool(pool.shape[0], pool.shape[1], device.version, token)
         self._token = torch.frombuffer(bytearray(token), dtype=torch.uint8).view(1, -1).to(pool.device)
         self._device = device

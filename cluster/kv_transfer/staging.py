@@ -18,18 +18,17 @@ class StagingArea:
     `blocks` stays the same tensor for good, so that a data plane may register it once.
     """
 
-    def __init__(self, block_bytes: int, num_bytes: int, *, multiple: int, device: torch.device) -> None:
+    def __init__(self, block_bytes: int, num_bytes: int, *, multiple: int) -> None:
         """
         Args:
             block_bytes: of one foreign block.
             num_bytes: of the area; one part is made in any case.
             multiple: of how many blocks a part must be.
-            device: in whose memory it lies: where the pool does, since planes of devices write to no other.
         """
         unit_bytes = multiple * block_bytes
         num_parts = max(1, min(_MAX_PARTS, num_bytes // unit_bytes))
         self.part_rows = max(1, num_bytes // (num_parts * unit_bytes)) * multiple
-        self.blocks = torch.empty(num_parts * self.part_rows, block_bytes, dtype=torch.uint8, device=device)  # [num_rows, block_bytes]
+        self.blocks = torch.empty(num_parts * self.part_rows, block_bytes, dtype=torch.uint8)  # [num_rows, block_bytes]
         self._free = list(range(0, len(self.blocks), self.part_rows))
         self._turns = asyncio.Semaphore(num_parts)
 

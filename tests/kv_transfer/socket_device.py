@@ -43,9 +43,11 @@ class SocketDevice:
         return unique_id
 
     def join(self, unique_id: bytes, rank: int, num_ranks: int = 2) -> SocketCommunicator:
-        if num_ranks == 1:
-            return SocketCommunicator(None)
         listener = self._listeners.pop(unique_id, None)
+        if num_ranks == 1:
+            if listener is not None:
+                listener.close()
+            return SocketCommunicator(None)
         try:
             return SocketCommunicator(_join(unique_id) if listener is None else _accept(listener, unique_id))
         except OSError as error:
