@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -41,9 +41,17 @@ def describe_hardware() -> Hardware:
         instruction_sets=tuple(name for name in _INSTRUCTION_SETS if name in flags),
         python=platform.python_version(),
         torch=version("torch"),
-        ray=version("ray"),
+        ray=_version("ray"),
         commit=_commit(),
     )
+
+
+def _version(package: str) -> str:
+    """Of a package that not every benchmark needs."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _cpu_name(cpuinfo: str) -> str:

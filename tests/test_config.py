@@ -137,7 +137,7 @@ def test_an_impossible_value_names_the_key(key: str, value: Any) -> None:
         ("router.classes", [{"name": "a", "up_to": 1, "slack_s": 1}, {"name": "b", "up_to": 1, "slack_s": 1}]),
         ("router.classes", [{"name": "a", "up_to": 1, "slack_s": 1}, {"name": "a", "up_to": 2, "slack_s": 1}]),
         ("kv_transfer.planes", []),
-        ("kv_transfer.planes", ["nccl"]),
+        ("kv_transfer.planes", ["infiniband"]),
         ("kv_transfer.planes", "grpc"),
         ("kv_transfer.planes", ["grpc", "grpc"]),
         ("kv_transfer.lease_s", 5.0),

@@ -16,6 +16,7 @@ READER_RANK: Final = 0
 OWNER_RANK: Final = 1
 # NCCL takes no more than 2,048 operations in a group (its user guide, "Group Calls"); a row that a rank sends to itself is two.
 MAX_GROUP_ROWS: Final = 1024
+GROUP_BYTES: Final = 32 * 2**20  # that a reader asks for at once: what a cancel waits for
 
 
 @dataclass(frozen=True, slots=True)

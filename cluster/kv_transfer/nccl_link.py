@@ -19,7 +19,7 @@ from cluster import wire
 from cluster.errors import BatonError, PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Connection, PeerDescription, source_rows
-from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, READER_RANK, Device, NcclPool, Rows
+from cluster.kv_transfer.nccl_device import GROUP_BYTES, MAX_GROUP_ROWS, READER_RANK, Device, NcclPool, Rows
 from cluster.kv_transfer.nccl_rank import Posting, Rank
 from cluster.kv_transfer.nccl_stream import NcclStream
 from cluster.kv_transfer.outlast import outlast
@@ -27,7 +27,6 @@ from cluster.kv_transfer.patience import Patience
 from cluster.kv_transfer.slices import in_slices
 from cluster.pb import worker_pb2 as pb
 
-_SLICE_BYTES: Final = 32 * 2**20  # of one group: what a cancel waits for
 _MAX_IN_FLIGHT: Final = 2  # groups: the second is asked for while the first is on its way
 _STALL_S: Final = 10.0  # a group that takes longer will not end
 _HURRY_S: Final = 1.0  # the same, once nobody wants it any more
@@ -93,7 +92,7 @@ class NcclLink(Connection):
             fetch = pb.FetchRequest(header=self._header, ticket=packed, indexes=indexes[part])
             await self._read_group(pb.NcclRequest(fetch=fetch), Rows(destination, block_ids[part]))
 
-        step = min(MAX_GROUP_ROWS, max(1, _SLICE_BYTES // destination.shape[1]))
+        step = min(MAX_GROUP_ROWS, max(1, GROUP_BYTES // destination.shape[1]))
         async with self._turn:
             await in_slices(len(indexes), step, read_slice)
 

@@ -28,8 +28,8 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 @pytest.fixture(params=PAIRS)
 async def large_pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     """Reads that take many slices, so that something can happen meanwhile."""
-    for copier in ("block_copier", "nccl_link", "nixl"):
-        monkeypatch.setattr(f"cluster.kv_transfer.{copier}._SLICE_BYTES", 2**20)
+    for constant in ("block_copier._SLICE_BYTES", "nccl_link.GROUP_BYTES", "nixl._SLICE_BYTES"):
+        monkeypatch.setattr(f"cluster.kv_transfer.{constant}", 2**20)
     async with Pair.of(request, LARGE, 96) as pair:
         yield pair
 

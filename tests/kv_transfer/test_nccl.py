@@ -209,7 +209,7 @@ class TestRead:
             assert torch.equal(pool[0], owner.pool[2])
 
     async def test_checks_the_ticket_for_each_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(nccl_link, "_SLICE_BYTES", LARGE.block_bytes)
+        monkeypatch.setattr(nccl_link, "GROUP_BYTES", LARGE.block_bytes)
         async with started(layout=LARGE, num_blocks=8) as owner:
             pool = empty(8, owner)
             async with connected(owner, pool) as link:
@@ -247,7 +247,7 @@ class TestRead:
 
     async def test_of_readers_and_owners_in_a_circle(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two readers at once from two owners: no device has groups of two communicators on it, and nobody waits for ever."""
-        monkeypatch.setattr(nccl_link, "_SLICE_BYTES", 4 * SMALL.block_bytes)
+        monkeypatch.setattr(nccl_link, "GROUP_BYTES", 4 * SMALL.block_bytes)
         async with started() as first, started() as second:
             devices = [_CountingDevice() for _ in range(2)]
             planes = [NcclPlane(empty(64, first), "a reader", SECRET, lambda device=device: device) for device in devices]  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""The parts of `python -m benchmarks.gpu_check`: `device` (what it runs on), `suite` (the tests), `self_send` (the figures)."""
