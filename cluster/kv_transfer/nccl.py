@@ -98,7 +98,6 @@ class NcclPlane(DataPlane):
 
     def _make_reader(self) -> Reader:
         device, memory = self._open_device(), self._pool.device
-        token = torch.zeros(1, TOKEN_BYTES, dtype=torch.uint8).to(
-            memory
-        )  # it is there when this returns, whatever torch's stream has to do
+        # Brought from the host, it is there when this returns: NCCL's streams do not wait for torch's.
+        token = torch.zeros(1, TOKEN_BYTES, dtype=torch.uint8).to(memory)
         return Reader(device, memory, self._secret, token, asyncio.Lock())

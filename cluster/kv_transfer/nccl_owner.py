@@ -90,6 +90,9 @@ class NcclOwner:
             await call.write(pb.NcclReply(go=pb.NcclGo(unique_id=unique_id)))  # first: a reader that is gone does not join
             await rank.wait_joined(rank.join(unique_id, OWNER_RANK))
             await rank.post(send=Rows(self._token, [0])).wait(Patience(_STALL_S))
+        except BaseException:
+            await rank.abort("the reader has not joined")  # before somebody else's turn
+            raise
         finally:
             self._turns.give()
 
