@@ -46,7 +46,7 @@ def channel(endpoint: str, *options: tuple[str, int]) -> aio.Channel:
     return aio.insecure_channel(endpoint, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), *options])
 
 
-async def read(call: aio.UnaryStreamCall[Any, T]) -> T | None:
+async def read(call: aio.UnaryStreamCall[Any, T] | aio.StreamStreamCall[Any, T]) -> T | None:
     """The next message of a stream; None when it ended well. Raises AioRpcError. Whoever is cancelled in it has to cancel the call."""
     # Shielded: grpc.aio never frees a read whose awaiter is cancelled (grpc/grpc#43360), but one that ends with its call it does.
     message: Any = await asyncio.shield(call.read())

@@ -31,12 +31,11 @@ class _Ask(Generic[_T]):
 class NcclStream:
     """One call, from its making to `close`. Use it on one event loop."""
 
-    def __init__(self, endpoint: str, secret: str, on_end: Callable[[BatonError], None]) -> None:
+    def __init__(self, endpoint: str, secret: str, on_end: Callable[[BatonError], object]) -> None:
         """`on_end` hears why the call has ended, once, whoever ended it."""
         self._channel = rpc.channel(endpoint, *_OPTIONS)
-        self._call: aio.StreamStreamCall[pb.NcclRequest, pb.NcclReply] = stubs.KVStub(self._channel).Nccl(
-            metadata=rpc.secret_metadata(secret)
-        )
+        stub = stubs.KVStub(self._channel)
+        self._call: aio.StreamStreamCall[pb.NcclRequest, pb.NcclReply] = stub.Nccl(metadata=rpc.secret_metadata(secret))  # type: ignore[call-arg]  # requests are written
         self._on_end = on_end
         self._asks: deque[_Ask[Any]] = deque()  # asked and not answered, in order
         self._writing = asyncio.Lock()
@@ -75,7 +74,7 @@ class NcclStream:
         error: BatonError = TransferError("the peer has ended the connection")
         try:
             with transfer_errors():
-                while (reply := await self._call.read()) is not aio.EOF:
+                while (reply := await rpc.read(self._call)) is not None:
                     self._hear(reply)
         except BatonError as failure:
             error = failure

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def outlast(work: asyncio.Future[T], on_cancel: Callable[[], None]) -> T:
+async def outlast(work: asyncio.Future[T], on_cancel: Callable[[], object]) -> T:
     """The result of `work`. When we are cancelled, `on_cancel` is called, and the cancellation goes on only once `work` has ended."""
     try:
         return await asyncio.shield(work)

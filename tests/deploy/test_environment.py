@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ def test_ray_collects_no_metrics_and_keeps_no_record_of_tasks() -> None:
     assert ray.get(ray.remote(num_cpus=0)(lambda: 1).remote()) == 1
     time.sleep(2.0)  # twice the interval at which workers would report their tasks
     assert ray.timeline() == []
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    node: Any = ray._private.worker._global_node
+    session = Path(node.get_session_dir_path())
     (port,) = session.glob("metrics_export_port_*")
     assert port.read_text() == "-1"

@@ -113,7 +113,7 @@ async def test_a_process_that_is_killed(owner: RemoteOwner) -> None:
         await owner.read()
         peer = await owner.peers.get(owner.ticket)
         reading = asyncio.create_task(owner.read())
-        await owner.kill()
+        owner.process.kill()
         await asyncio.wait([reading])
         assert reading.exception() is None or isinstance(reading.exception(), TransferError)
         while not peer.connection.closed:  # noqa: ASYNC110  # the connection's end is told by gRPC

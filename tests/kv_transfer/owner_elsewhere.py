@@ -38,7 +38,7 @@ class OwnerElsewhere:
         self._there = there
         self._number = next(_numbers)
         self._shape = num_blocks, layout.block_bytes
-        there.call(os.environ.update, dict(environment or {}))
+        there.call(_set, dict(environment or {}))
         self.incarnation = there.call(_make, self._number, plane, layout, num_blocks, device)
         self.endpoint = ""
 
@@ -70,6 +70,10 @@ class OwnerElsewhere:
 
     async def close(self) -> None:
         await self._there.acall(_close, self._number)
+
+
+def _set(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
 
 
 def _make(number: int, plane: str, layout: KVLayout, num_blocks: int, device: str) -> str:

@@ -57,6 +57,9 @@ class Service(stubs.KVServicer):
         if self.stalls:
             await asyncio.Event().wait()
 
+    def Nccl(self, requests: Any, context: Any) -> AsyncIterator[pb.NcclReply]:  # noqa: N802
+        raise NotImplementedError
+
     async def Renew(self, request: Any, context: Any) -> pb.RenewReply:  # noqa: N802
         raise NotImplementedError
 

@@ -20,7 +20,7 @@ from tests.kv_transfer.process_state import eventually
 class TestDaemonThread:
     async def test_runs_in_the_order_of_asking_until_it_is_stopped(self) -> None:
         thread, seen = DaemonThread("test-daemon"), list[int]()
-        results = [thread.submit(lambda number=number: seen.append(number) or number) for number in range(20)]  # type: ignore[misc]
+        results = [thread.submit(lambda number=number: seen.append(number) or number) for number in range(20)]  # type: ignore[misc, func-returns-value]
         thread.stop()
         thread.stop()
         assert await asyncio.gather(*results) == list(range(20)) == seen
