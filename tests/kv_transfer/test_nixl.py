@@ -147,7 +147,7 @@ class TestLibrary:
         pool = torch.zeros(1, SMALL.block_bytes, dtype=torch.uint8)
         planes = select_planes(["nixl", "grpc"], PlaneContext(pool, "incarnation", HOST, SECRET))
         assert [plane.name for plane in planes] == ["grpc"]
-        assert caplog.messages == ["no nixl plane: the package is not installed"]
+        assert caplog.messages == ["no nixl plane: the package nixl is not installed"]
 
     def test_that_cannot_be_loaded_is_a_reason_for_another_plane(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(name: str) -> None:
