@@ -78,7 +78,11 @@ class NcclLink(Connection):
             opening = asyncio.create_task(self._open())
             self._groups.add(opening)
             opening.add_done_callback(self._groups.discard)
-            await outlast(opening, lambda: self._start_closing("nobody wants the connection any more"))
+            try:
+                await outlast(opening, lambda: self._start_closing("nobody wants the connection any more"))
+            except BaseException:
+                await asyncio.shield(self._start_closing("no communicator"))  # before somebody else's turn
+                raise
 
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
         assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.block_bytes and destination.is_contiguous()

@@ -11,7 +11,6 @@ import secrets
 from typing import Any, Final, Protocol
 
 import torch
-from grpc import aio
 
 from cluster.errors import BatonError, TicketMismatch, TransferError, WrongIncarnation
 from cluster.kv_ticket import KVTicket
@@ -20,6 +19,7 @@ from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, OWNER_RANK, TOKEN_BY
 from cluster.kv_transfer.nccl_rank import Posting, Rank
 from cluster.kv_transfer.nccl_turns import Turns
 from cluster.kv_transfer.patience import Patience
+from cluster.kv_transfer.streams import END_OF_STREAM
 from cluster.pb import worker_pb2 as pb
 
 _STALL_S: Final = 10.0  # a group that the reader does not take for so long will not be taken
@@ -62,7 +62,7 @@ class NcclOwner:
             TransferError: the communicator broke, or this worker closes.
         """
         request = await call.read()
-        if request is aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+        if request is END_OF_STREAM:
             return
         self._check_header(request.join.header)
         if self._closed:
@@ -71,7 +71,7 @@ class NcclOwner:
         self._ranks.add(rank)
         try:
             await self._join(call, rank)
-            while (request := await _next(call, rank)) is not aio.EOF:  # type: ignore[attr-defined]
+            while (request := await _next(call, rank)) is not END_OF_STREAM:
                 await self._answer(call, rank, request.fetch, checker)
         finally:
             await rank.abort("the reader has ended the call")
@@ -90,6 +90,9 @@ class NcclOwner:
             await call.write(pb.NcclReply(go=pb.NcclGo(unique_id=unique_id)))  # first: a reader that is gone does not join
             await rank.wait_joined(rank.join(unique_id, OWNER_RANK))
             await rank.post(send=Rows(self._token, [0])).wait(Patience(_STALL_S))
+        except BaseException:
+            await rank.abort("the reader has not joined")  # before somebody else's turn
+            raise
         finally:
             self._turns.give()
 
@@ -123,7 +126,7 @@ class NcclOwner:
         if len(fetch.indexes) > MAX_GROUP_ROWS:
             raise TicketMismatch(f"{len(fetch.indexes)} blocks at once, NCCL takes {MAX_GROUP_ROWS}", param="indexes")
         ticket = KVTicket.unpack(fetch.ticket)
-        checker.check(ticket, max(fetch.indexes, default=-1) + 1)
+        checker.check(ticket)
         return source_rows(ticket, fetch.indexes, self._pool.shape[0])
 
     def _check_header(self, header: pb.Header) -> None:
@@ -141,7 +144,7 @@ async def _next(call: NcclCall, rank: Rank) -> Any:
     try:
         await asyncio.wait([reading, rank.ended], return_when=asyncio.FIRST_COMPLETED)
         if rank.ended.done():
-            raise TransferError(rank.reason)
+            raise TransferError(rank.ended.result())
         return reading.result()
     finally:
         reading.cancel()

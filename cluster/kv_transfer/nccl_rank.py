@@ -36,7 +36,7 @@ class Rank:
     """Make it on the event loop; `abort` it in the end."""
 
     def __init__(self, device: Device) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done once it is being aborted
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why it is being aborted
         self.last_done_s = 0.0  # when a group was done last, by `time.monotonic`
         self._device = device
         self._thread = DaemonThread("kv-nccl")
@@ -44,11 +44,6 @@ class Rank:
         self._communicator: Communicator | None = None
         self._reason: str | None = None  # why it was aborted
         self._ending: asyncio.Task[None] | None = None
-
-    @property
-    def reason(self) -> str:
-        """Why it was aborted."""
-        return self._reason or "it was not"
 
     def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """The result of `work`, done in the rank's thread after what it was asked for before."""
@@ -79,7 +74,7 @@ class Rank:
         if self._ending is None:
             with self._lock:
                 self._reason = reason
-            self.ended.set_result(None)
+            self.ended.set_result(reason)
             self._ending = asyncio.create_task(self._abort())
         await asyncio.shield(self._ending)
 

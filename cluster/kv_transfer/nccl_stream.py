@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from grpc import aio
-
 from cluster import rpc
 from cluster.errors import BatonError, TransferError, from_code
 from cluster.kv_transfer.control import transfer_errors
 from cluster.kv_transfer.patience import Patience
+from cluster.kv_transfer.streams import END_OF_STREAM, open_stream
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs
 
@@ -34,8 +33,7 @@ class NcclStream:
     def __init__(self, endpoint: str, secret: str, on_end: Callable[[BatonError], object]) -> None:
         """`on_end` hears why the call has ended, once, whoever ended it."""
         self._channel = rpc.channel(endpoint, *_OPTIONS)
-        stub = stubs.KVStub(self._channel)
-        self._call: aio.StreamStreamCall[pb.NcclRequest, pb.NcclReply] = stub.Nccl(metadata=rpc.secret_metadata(secret))  # type: ignore[call-arg]  # requests are written
+        self._call = open_stream(stubs.KVStub(self._channel).Nccl, rpc.secret_metadata(secret))
         self._on_end = on_end
         self._asks: deque[_Ask[Any]] = deque()  # asked and not answered, in order
         self._writing = asyncio.Lock()
@@ -74,7 +72,7 @@ class NcclStream:
         error: BatonError = TransferError("the peer has ended the connection")
         try:
             with transfer_errors():
-                while (reply := await rpc.read(self._call)) is not None:
+                while (reply := await self._call.read()) is not END_OF_STREAM:
                     self._hear(reply)
         except BatonError as failure:
             error = failure

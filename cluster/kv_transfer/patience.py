@@ -41,16 +41,16 @@ class Patience:
         if time.monotonic() - self._started_s > self._limit_s:
             raise TransferError(f"{what} took longer than {self._limit_s:g} s")
 
-    async def wait(self, work: asyncio.Future[_T], what: str, ended: asyncio.Future[None] | None = None) -> _T:
+    async def wait(self, work: asyncio.Future[_T], what: str, ended: asyncio.Future[str] | None = None) -> _T:
         """The result of `work`, which goes on by itself when we are cancelled or give it up.
 
         Raises:
-            TransferError: `what` takes too long, or `ended` is done first.
+            TransferError: `what` takes too long, or `ended` is done first; its result says why.
         """
         watched: list[asyncio.Future[Any]] = [work] if ended is None else [work, ended]
         while not work.done():
             if ended is not None and ended.done():
-                raise TransferError(f"{what} was given up")
+                raise TransferError(f"{what} was given up: {ended.result()}")
             self.check(what)
             await asyncio.wait(watched, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         return work.result()

@@ -133,7 +133,7 @@ class SocketCommunicator:
         if other != (group.send is None, num_rows, row_bytes):
             raise ValueError(f"the ranks post different groups: {num_rows} rows of {row_bytes} bytes here, there {other}")
         self._met.set()
-        views = [memoryview(rows.tensor[index].numpy().data) for index in rows.indexes]
+        views = [rows.tensor[index].numpy().data for index in rows.indexes]
         for view in views:
             if group.send is not None:
                 self._link.sendall(view)

@@ -156,7 +156,7 @@ class TestPeer:
         pool = empty(1, owner)
         reader = NcclPlane(pool, "the reader", SECRET, lambda: devices[READER_RANK])
         async with asyncio.timeout(10):
-            with pytest.raises(PlaneUnavailable, match=r"no communicator with the peer: joining the communicator took longer than 0.3 s"):
+            with pytest.raises(PlaneUnavailable, match=r"joining the communicator took longer than 0\.3 s"):
                 await reader.connect(description(owner))
             monkeypatch.undo()
             late = devices[absent]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -20,10 +21,11 @@ from tests.kv_transfer.process_state import eventually
 class TestDaemonThread:
     async def test_runs_in_the_order_of_asking_until_it_is_stopped(self) -> None:
         thread, seen = DaemonThread("test-daemon"), list[int]()
-        results = [thread.submit(lambda number=number: seen.append(number) or number) for number in range(20)]  # type: ignore[misc, func-returns-value]
+        results = [thread.submit(partial(seen.append, number)) for number in range(20)]
         thread.stop()
         thread.stop()
-        assert await asyncio.gather(*results) == list(range(20)) == seen
+        await asyncio.gather(*results)
+        assert seen == list(range(20))
         with pytest.raises(TransferError, match="was stopped"):
             await thread.submit(lambda: 1)
         await eventually(lambda: not any(found.name == "test-daemon" for found in threading.enumerate()))
@@ -67,12 +69,12 @@ class TestPatience:
 
     async def test_is_given_up_with_what_it_belongs_to(self) -> None:
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(Patience(60).wait(never, "it", ended))
         await asyncio.sleep(0)
-        ended.set_result(None)
+        ended.set_result("the peer is gone")
         async with asyncio.timeout(2):
-            with pytest.raises(TransferError, match="given up"):
+            with pytest.raises(TransferError, match="it was given up: the peer is gone"):
                 await waiting
 
 
