@@ -11,6 +11,7 @@ import secrets
 from typing import Any, Final, Protocol
 
 import torch
+from grpc import aio
 
 from cluster.errors import BatonError, TicketMismatch, TransferError, WrongIncarnation
 from cluster.kv_ticket import KVTicket
@@ -19,10 +20,10 @@ from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, OWNER_RANK, TOKEN_BY
 from cluster.kv_transfer.nccl_rank import Posting, Rank
 from cluster.kv_transfer.nccl_turns import Turns
 from cluster.kv_transfer.patience import Patience
-from cluster.kv_transfer.streams import END_OF_STREAM
 from cluster.pb import worker_pb2 as pb
 
 _STALL_S: Final = 10.0  # a group that the reader does not take for so long will not be taken
+_END: Final[object] = aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _GO: Final = pb.NcclReply(go=pb.NcclGo())
 
 
@@ -62,7 +63,7 @@ class NcclOwner:
             TransferError: the communicator broke, or this worker closes.
         """
         request = await call.read()
-        if request is END_OF_STREAM:
+        if request is _END:
             return
         self._check_header(request.join.header)
         if self._closed:
@@ -71,7 +72,7 @@ class NcclOwner:
         self._ranks.add(rank)
         try:
             await self._join(call, rank)
-            while (request := await _next(call, rank)) is not END_OF_STREAM:
+            while (request := await _next(call, rank)) is not _END:
                 await self._answer(call, rank, request.fetch, checker)
         finally:
             await rank.abort("the reader has ended the call")

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from grpc import aio
+
 from cluster import rpc
 from cluster.errors import BatonError, TransferError, from_code
 from cluster.kv_transfer.control import transfer_errors
 from cluster.kv_transfer.patience import Patience
-from cluster.kv_transfer.streams import END_OF_STREAM, open_stream
 from cluster.pb import worker_pb2 as pb
 from cluster.pb import worker_pb2_grpc as stubs
 
@@ -33,7 +34,8 @@ class NcclStream:
     def __init__(self, endpoint: str, secret: str, on_end: Callable[[BatonError], object]) -> None:
         """`on_end` hears why the call has ended, once, whoever ended it."""
         self._channel = rpc.channel(endpoint, *_OPTIONS)
-        self._call = open_stream(stubs.KVStub(self._channel).Nccl, rpc.secret_metadata(secret))
+        # Requests are written one by one; the stubs know iterators only.
+        self._call: Any = stubs.KVStub(self._channel).Nccl(metadata=rpc.secret_metadata(secret))  # type: ignore[call-arg]
         self._on_end = on_end
         self._asks: deque[_Ask[Any]] = deque()  # asked and not answered, in order
         self._writing = asyncio.Lock()
@@ -72,7 +74,7 @@ class NcclStream:
         error: BatonError = TransferError("the peer has ended the connection")
         try:
             with transfer_errors():
-                while (reply := await self._call.read()) is not END_OF_STREAM:
+                while (reply := await self._call.read()) is not aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
                     self._hear(reply)
         except BatonError as failure:
             error = failure

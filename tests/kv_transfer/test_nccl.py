@@ -34,7 +34,7 @@ def description(owner: Owner, **changes: object) -> PeerDescription:
     """Of an owner that has started, with another pool or life than its own if `changes` say so."""
     assert isinstance(owner.plane, NcclPlane) and owner.plane._owner is not None
     pool = owner.plane._owner.description
-    fields: dict[str, Any] = {name: changes.pop(name, getattr(pool, name)) for name in NcclPool.__slots__}
+    fields = {name: changes.pop(name, getattr(pool, name)) for name in NcclPool.__slots__}
     incarnation = str(changes.pop("incarnation", owner.incarnation))
     assert not changes
     planes = {"nccl": wire.encode(NcclPool(**fields))}
@@ -73,7 +73,8 @@ async def owner() -> AsyncIterator[Owner]:
 async def remote_owner() -> AsyncIterator[RemoteOwner]:
     owner = await RemoteOwner.start("nccl")
     yield owner
-    owner.process.signal(signal.SIGCONT)
+    if owner.process.returncode is None:
+        owner.process.send_signal(signal.SIGCONT)
     await owner.close()
 
 
@@ -83,20 +84,20 @@ class TestRemotePeer:
         peer = await remote_owner.peers.get(remote_owner.ticket)
         remote_owner.pool.zero_()
         monkeypatch.setattr(nccl_link, "_STALL_S", 1.0)
-        remote_owner.process.signal(signal.SIGSTOP)
+        remote_owner.process.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             with pytest.raises(TransferError):
                 await remote_owner.read()
         assert peer.connection.closed
         remote_owner.pool.fill_(7)
-        remote_owner.process.signal(signal.SIGCONT)
+        remote_owner.process.send_signal(signal.SIGCONT)
         monkeypatch.undo()
         await remote_owner.read_into(torch.zeros_like(remote_owner.pool))  # anew; what was still on its way comes before this
         assert bool((remote_owner.pool == 7).all())
 
     async def test_that_stops_does_not_hold_a_cancelled_read(self, remote_owner: RemoteOwner) -> None:
         await remote_owner.read()
-        remote_owner.process.signal(signal.SIGSTOP)
+        remote_owner.process.send_signal(signal.SIGSTOP)
         reading = asyncio.create_task(remote_owner.read())
         await asyncio.sleep(0.1)
         reading.cancel()
@@ -104,7 +105,7 @@ class TestRemotePeer:
             with pytest.raises(asyncio.CancelledError):
                 await reading
         remote_owner.pool.fill_(7)
-        remote_owner.process.signal(signal.SIGCONT)
+        remote_owner.process.send_signal(signal.SIGCONT)
         await remote_owner.read_into(torch.zeros_like(remote_owner.pool))
         assert bool((remote_owner.pool == 7).all())
 
@@ -138,7 +139,7 @@ class TestPeer:
         owner = Owner("grpc")
         await owner.start()
         async with rpc.channel(owner.endpoint) as channel:
-            call = KVStub(channel).Nccl(metadata=rpc.secret_metadata(SECRET))  # type: ignore[call-arg]
+            call: Any = KVStub(channel).Nccl(metadata=rpc.secret_metadata(SECRET))  # type: ignore[call-arg]  # the stubs know iterators only
             await call.write(pb.NcclRequest(join=pb.NcclJoin(header=pb.Header(incarnation=owner.incarnation))))
             with pytest.raises(aio.AioRpcError) as caught:
                 await call.read()
@@ -362,7 +363,7 @@ class TestEnd:
 
     async def test_of_a_reader_that_sends_nonsense_is_its_own(self, owner: Owner) -> None:
         async with rpc.channel(owner.endpoint) as channel:
-            call = KVStub(channel).Nccl(metadata=rpc.secret_metadata(SECRET))  # type: ignore[call-arg]
+            call: Any = KVStub(channel).Nccl(metadata=rpc.secret_metadata(SECRET))  # type: ignore[call-arg]  # the stubs know iterators only
             await call.write(pb.NcclRequest(fetch=pb.FetchRequest()))  # no join
             with pytest.raises(aio.AioRpcError) as caught:
                 await call.read()
