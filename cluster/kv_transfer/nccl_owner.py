@@ -127,7 +127,7 @@ class NcclOwner:
         if len(fetch.indexes) > MAX_GROUP_ROWS:
             raise TicketMismatch(f"{len(fetch.indexes)} blocks at once, NCCL takes {MAX_GROUP_ROWS}", param="indexes")
         ticket = KVTicket.unpack(fetch.ticket)
-        checker.check(ticket)
+        checker.check(ticket, max(fetch.indexes, default=-1) + 1)
         return source_rows(ticket, fetch.indexes, self._pool.shape[0])
 
     def _check_header(self, header: pb.Header) -> None:

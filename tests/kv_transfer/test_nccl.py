@@ -34,7 +34,7 @@ def description(owner: Owner, **changes: object) -> PeerDescription:
     """Of an owner that has started, with another pool or life than its own if `changes` say so."""
     assert isinstance(owner.plane, NcclPlane) and owner.plane._owner is not None
     pool = owner.plane._owner.description
-    fields = {name: changes.pop(name, getattr(pool, name)) for name in NcclPool.__slots__}
+    fields: dict[str, Any] = {name: changes.pop(name, getattr(pool, name)) for name in NcclPool.__slots__}
     incarnation = str(changes.pop("incarnation", owner.incarnation))
     assert not changes
     planes = {"nccl": wire.encode(NcclPool(**fields))}
@@ -73,8 +73,7 @@ async def owner() -> AsyncIterator[Owner]:
 async def remote_owner() -> AsyncIterator[RemoteOwner]:
     owner = await RemoteOwner.start("nccl")
     yield owner
-    if owner.process.returncode is None:
-        owner.process.send_signal(signal.SIGCONT)
+    owner.process.signal(signal.SIGCONT)
     await owner.close()
 
 
@@ -84,20 +83,20 @@ class TestRemotePeer:
         peer = await remote_owner.peers.get(remote_owner.ticket)
         remote_owner.pool.zero_()
         monkeypatch.setattr(nccl_link, "_STALL_S", 1.0)
-        remote_owner.process.send_signal(signal.SIGSTOP)
+        remote_owner.process.signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             with pytest.raises(TransferError):
                 await remote_owner.read()
         assert peer.connection.closed
         remote_owner.pool.fill_(7)
-        remote_owner.process.send_signal(signal.SIGCONT)
+        remote_owner.process.signal(signal.SIGCONT)
         monkeypatch.undo()
         await remote_owner.read_into(torch.zeros_like(remote_owner.pool))  # anew; what was still on its way comes before this
         assert bool((remote_owner.pool == 7).all())
 
     async def test_that_stops_does_not_hold_a_cancelled_read(self, remote_owner: RemoteOwner) -> None:
         await remote_owner.read()
-        remote_owner.process.send_signal(signal.SIGSTOP)
+        remote_owner.process.signal(signal.SIGSTOP)
         reading = asyncio.create_task(remote_owner.read())
         await asyncio.sleep(0.1)
         reading.cancel()
@@ -105,7 +104,7 @@ class TestRemotePeer:
             with pytest.raises(asyncio.CancelledError):
                 await reading
         remote_owner.pool.fill_(7)
-        remote_owner.process.send_signal(signal.SIGCONT)
+        remote_owner.process.signal(signal.SIGCONT)
         await remote_owner.read_into(torch.zeros_like(remote_owner.pool))
         assert bool((remote_owner.pool == 7).all())
 
