@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from cluster.config_section import Section, misfit
 from cluster.errors import ConfigError
+from cluster.faults.points import FaultAction, FaultPoint
+from cluster.faults.rules import FaultInjectionConfig
 from cluster.kv_layout import can_become
 
 Scheme = Literal["bf16", "int8", "int4", "float32"]
@@ -49,16 +51,7 @@ def _each_once(planes: tuple[PlaneName, ...]) -> tuple[PlaneName, ...]:
     return planes
 
 
-def _misfit(key: str, message: str) -> PydanticCustomError:
-    """For values that are good by themselves but not together; `key` is relative to the section that finds out."""
-    return PydanticCustomError("misfit", "{message}", {"message": message, "key": key})
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """One worker's engine."""
 
     scheme: Scheme = Field("int8", description="how linears compute: bf16, int8 (W8A8), int4 (W4A8) or float32 (the oracle)")
@@ -99,7 +92,7 @@ class PoolConfig(EngineConfig):
     stall_timeout_s: Annotated[float, Field(gt=0)] = Field(60.0, description="a step that takes longer makes the worker unhealthy")
 
 
-class GatewayConfig(_Section):
+class GatewayConfig(Section):
     """The edge to clients: HTTP, and gRPC where it has a port."""
 
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="gateways; each is stateless")
@@ -122,7 +115,7 @@ class GatewayConfig(_Section):
     )
 
 
-class PriorityClass(_Section):
+class PriorityClass(Section):
     """A name for a range of the integer `priority`: it groups the queue's gauges and sets the slack of the order key."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -130,7 +123,7 @@ class PriorityClass(_Section):
     slack_s: Annotated[float, Field(ge=0)] = Field(description="a request at the class's edge waits as if it had arrived this much later")
 
 
-class RouterConfig(_Section):
+class RouterConfig(Section):
     """The queue and the placement."""
 
     num_cpus: Annotated[float, Field(ge=0)] = Field(0.5, description="logical CPUs Ray reserves for the router")
@@ -158,16 +151,16 @@ class RouterConfig(_Section):
     def _classes_ascend(self) -> RouterConfig:
         bounds = [c.up_to for c in self.classes]
         if bounds != sorted(set(bounds)):
-            raise _misfit("classes", "up_to must rise from class to class")
+            raise misfit("classes", "up_to must rise from class to class")
         if len({c.name for c in self.classes}) != len(self.classes):
-            raise _misfit("classes", "names must differ")
+            raise misfit("classes", "names must differ")
         slacks = [c.slack_s for c in self.classes]
         if slacks != sorted(set(slacks)):
-            raise _misfit("classes", "slack_s must rise from class to class")
+            raise misfit("classes", "slack_s must rise from class to class")
         return self
 
 
-class TransferConfig(_Section):
+class TransferConfig(Section):
     """The KV handoff."""
 
     planes: Annotated[tuple[PlaneName, ...], Field(min_length=1), AfterValidator(_each_once)] = Field(
@@ -186,11 +179,11 @@ class TransferConfig(_Section):
     @model_validator(mode="after")
     def _intervals_fit(self) -> TransferConfig:
         if not self.renew_interval_s < self.lease_s <= self.max_lease_s:
-            raise _misfit("lease_s", "must be renew_interval_s < lease_s <= max_lease_s")
+            raise misfit("lease_s", "must be renew_interval_s < lease_s <= max_lease_s")
         return self
 
 
-class BatonConfig(_Section):
+class BatonConfig(Section):
     """Everything. One model an application."""
 
     model: str = Field(
@@ -209,20 +202,30 @@ class BatonConfig(_Section):
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
     kv_transfer: TransferConfig = TransferConfig()
+    fault_injection: FaultInjectionConfig = FaultInjectionConfig()
+
+    @model_validator(mode="after")
+    def _faults_fit(self) -> BatonConfig:
+        for index, rule in enumerate(self.fault_injection.rules):
+            if (rule.action, rule.point) == (FaultAction.CORRUPT, FaultPoint.FETCH_CHUNK) and not self.kv_transfer.checksums:
+                raise misfit(f"fault_injection.rules.{index}.action", "corrupt at fetch.chunk needs kv_transfer.checksums to be noticed")
+            if self.mode == "colocated" and rule.point.is_in_handoff:
+                raise misfit(f"fault_injection.rules.{index}.point", f"mode colocated hands nothing over, and never comes to {rule.point}")
+        return self
 
     @model_validator(mode="after")
     def _pools_fit(self) -> BatonConfig:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if (pool.scheme == "float32") != (pool.kv_dtype == "float32"):
-                raise _misfit(f"{name}.kv_dtype", "float32 goes with scheme float32, and only with it")
+                raise misfit(f"{name}.kv_dtype", "float32 goes with scheme float32, and only with it")
             if pool.kv_dtype == "int8" and pool.kernels != "native":
-                raise _misfit(f"{name}.kv_dtype", "int8 needs kernels native")
+                raise misfit(f"{name}.kv_dtype", "int8 needs kernels native")
             if pool.max_num_seqs > pool.max_num_batched_tokens:  # decode rows go first: prompts would never get a turn
-                raise _misfit(f"{name}.max_num_seqs", f"must be at most {name}.max_num_batched_tokens ({pool.max_num_batched_tokens})")
+                raise misfit(f"{name}.max_num_seqs", f"must be at most {name}.max_num_batched_tokens ({pool.max_num_batched_tokens})")
         if self.mode == "disaggregated":
             source, destination = self.prefill.kv_dtype, self.decode.kv_dtype
             if not can_become(source, destination):
-                raise _misfit("decode.kv_dtype", f"KV that the prefill pool stores as {source} cannot become {destination}")
+                raise misfit("decode.kv_dtype", f"KV that the prefill pool stores as {source} cannot become {destination}")
         return self
 
 

@@ -18,6 +18,8 @@ import torch
 
 from cluster.engine.engine import Reservation
 from cluster.errors import TicketMismatch, TransferError
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.copy_thread import CopyThread
@@ -56,15 +58,17 @@ class _Staged:
 class BlockReader:
     """All reads of one decode worker. Use it on one event loop."""
 
-    def __init__(self, destination: Destination, staging_bytes: int, *, checksums: bool) -> None:
+    def __init__(self, destination: Destination, staging_bytes: int, *, checksums: bool, faults: FaultInjector = NO_FAULTS) -> None:
         """
         Args:
             destination: where blocks arrive.
             staging_bytes: of one staging area; there is one for each foreign layout that was met, made when it is first needed.
             checksums: offers will be completed with them.
+            faults: at `fetch.chunk`.
         """
         self.destination = destination
         self.checksums = checksums
+        self.faults = faults
         self._staging_bytes = staging_bytes
         self._staged: dict[KVLayout, _Staged] = {}
         self._thread = CopyThread("kv-repack")
@@ -162,6 +166,7 @@ class BlockReading:
 
     async def _read(self, indexes: range, destination: torch.Tensor, rows: Sequence[int]) -> None:
         await self._peer.read(self._ticket, indexes, destination, rows)
+        await self._reader.faults.arrive(FaultPoint.FETCH_CHUNK, destination, rows)
         if self._reader.checksums or self._ticket.checksums:  # now: staged blocks are gone when an offer's complete ticket comes
             self._checksums.update(zip(indexes, await block_checksums(destination, rows), strict=True))
             self._verify(self._ticket)

@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import BatonConfig
+from cluster.faults.injector import FaultInjector
 from cluster.metrics import REGISTRY
 from cluster.types import WorkerRole
 from cluster.worker.endpoint import published_host
@@ -32,7 +33,8 @@ class DecodeReplica(WorkerReplica):
 def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
     assert config.cluster_secret is not None, "the composition root draws one"
     role = WorkerRole.COLOCATED if config.mode == "colocated" else WorkerRole.DECODE
-    identity = WorkerIdentity.draw(serve.get_replica_context().replica_tag, role, ray.get_runtime_context().get_node_id())
+    replica = serve.get_replica_context()
+    identity = WorkerIdentity.draw(replica.replica_tag, role, ray.get_runtime_context().get_node_id())
     return WorkerSettings(
         identity=identity,
         pool=config.decode,
@@ -42,6 +44,7 @@ def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
         host=config.host,
         published_host=published_host(config.host, ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
         registry=REGISTRY,
+        faults=FaultInjector(config.fault_injection, role=identity.role, replica=replica.rank.rank, registry=REGISTRY),
     )
 
 

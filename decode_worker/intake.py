@@ -30,6 +30,8 @@ from typing import Protocol
 from cluster.config import TransferConfig
 from cluster.engine.engine import Reservation
 from cluster.errors import BatonError, TicketMismatch, TicketStale, TransferError, WrongIncarnation
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_layout import why_no_handover
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Progress
@@ -90,6 +92,7 @@ class Intake:
         destination: Destination,
         peer_of: Callable[[KVTicket], Awaitable[IntakePeer]],
         transfer: TransferConfig,
+        faults: FaultInjector = NO_FAULTS,
     ) -> None:
         """
         Args:
@@ -98,12 +101,14 @@ class Intake:
             peer_of: the worker that issued a ticket (`Peers.get`).
             transfer: how often a lease is renewed until the commit, how much memory blocks are repacked in, and whether tickets have
                 checksums.
+            faults: at `fetch.start` and `fetch.chunk`.
         """
         self._engine = engine
         self._destination = destination
         self._peer_of = peer_of
         self._renew_interval_s = transfer.renew_interval_s
-        self._reader = BlockReader(destination, transfer.staging_bytes, checksums=transfer.checksums)
+        self._faults = faults
+        self._reader = BlockReader(destination, transfer.staging_bytes, checksums=transfer.checksums, faults=faults)
         self._taking: set[str] = set()
 
     def __len__(self) -> int:
@@ -170,6 +175,7 @@ class Intake:
         taker = f"{self._destination.incarnation}/{secrets.token_hex(8)}"
         peer = await self._peer_of(ticket)
         async with self._renewing(peer, ticket):
+            await self._faults.reach(FaultPoint.FETCH_START)
             reading = self._reader.begin(peer, ticket, reservation)
             completed_s = 0.0
             if ticket.first_token is None:

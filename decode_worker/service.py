@@ -21,6 +21,8 @@ from cluster import convert
 from cluster.engine.engine import Reservation
 from cluster.engine.events import Allocated, EngineEvent, Failed, Token
 from cluster.errors import BatonError, InternalError, WorkerRefusal
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_ticket import KVTicket
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import DecodeServicer
@@ -48,13 +50,23 @@ class DecodeEngine(Protocol):
 class DecodeService(DecodeServicer):
     """Answers `baton.worker.v1.Decode`."""
 
-    def __init__(self, engine: DecodeEngine, intake: Intake, calls: LiveCalls, metrics: TransferMetrics, *, may_prefill: bool) -> None:
+    def __init__(
+        self,
+        engine: DecodeEngine,
+        intake: Intake,
+        calls: LiveCalls,
+        metrics: TransferMetrics,
+        *,
+        may_prefill: bool,
+        faults: FaultInjector = NO_FAULTS,
+    ) -> None:
         """`may_prefill`: requests without a ticket are prefilled here (a colocated worker)."""
         self._engine = engine
         self._intake = intake
         self._calls = calls
         self._metrics = metrics
         self._may_prefill = may_prefill
+        self._faults = faults
 
     async def Decode(  # type: ignore[override]  # noqa: N802  # the stubs know generators only; writing keeps cancels prompt
         self, message: pb.DecodeRequest, context: aio.ServicerContext[Any, Any]
@@ -75,8 +87,9 @@ class DecodeService(DecodeServicer):
         if taken is None:
             await write(pb.DecodeEvent(declined=pb.Declined(reason="no room for the prompt now", retry_after_s=RETRY_AFTER_S)))
             return
-        stream = _TokenStream(write, waiting_since_s=time.monotonic())
+        stream = _TokenStream(write, self._faults, waiting_since_s=time.monotonic())
         async with aclosing(self._engine.decode(taken.reservation, taken.first_token)) as batches:
+            await self._faults.reach(FaultPoint.DECODE_TAKEN)
             await write(pb.DecodeEvent(taken=_taken_to_pb(taken)))
             async for events in batches:
                 await stream.write_tokens(events)
@@ -94,7 +107,7 @@ class DecodeService(DecodeServicer):
         return taken
 
     async def _generate(self, request: Request, write: Write) -> None:
-        stream = _TokenStream(write)
+        stream = _TokenStream(write, self._faults)
         prefill = _LocalPrefill(started_s=time.monotonic())
         async with aclosing(self._engine.generate(request)) as batches:
             async for events in batches:
@@ -139,6 +152,7 @@ class _TokenStream:
     """Writes tokens; the first message after the prompt's KV is there and its first token is out also says where the time went."""
 
     write: Write
+    faults: FaultInjector
     waiting_since_s: float | None = None  # for its first decode step
 
     async def write_tokens(self, events: list[EngineEvent]) -> None:
@@ -149,6 +163,7 @@ class _TokenStream:
         """
         tokens = [event for event in events if isinstance(event, Token)]
         if tokens:
+            await self.faults.reach(FaultPoint.DECODE_TOKENS)
             await self.write(pb.DecodeEvent(tokens=self._message(tokens)))
         for event in events:
             if isinstance(event, Failed):

@@ -27,7 +27,7 @@ class DecodeWorker(Worker):
         """`planes` read into the engine's pool, in order of preference; the worker closes them."""
         super().__init__(settings, engine)
         self._planes = planes
-        self.peers = Peers(planes, layout=engine.layout, checkpoint=engine.checkpoint, secret=settings.secret)
+        self.peers = Peers(planes, layout=engine.layout, checkpoint=engine.checkpoint, secret=settings.secret, faults=settings.faults)
         destination = Destination(
             pool=engine.kv_cache.storage,
             layout=engine.layout,
@@ -35,13 +35,14 @@ class DecodeWorker(Worker):
             incarnation=settings.identity.incarnation,
             zero_tail=engine.kv_cache.zero_tail,
         )
-        self.intake = Intake(self.engine_loop, destination, self.peers.get, settings.transfer)
+        self.intake = Intake(self.engine_loop, destination, self.peers.get, settings.transfer, settings.faults)
         service = DecodeService(
             self.engine_loop,
             self.intake,
             self.calls,
             TransferMetrics(settings.registry),
             may_prefill=settings.identity.role is WorkerRole.COLOCATED,
+            faults=settings.faults,
         )
         self.endpoint.add(lambda server: add_DecodeServicer_to_server(service, server))
 
@@ -52,8 +53,8 @@ class DecodeWorker(Worker):
         books = await super().books()
         return replace(books, held={**books.held, "handoffs": len(self.intake)}, peers=self.peers.incarnations)
 
-    async def close(self) -> None:
-        await super().close()
+    async def close(self, grace_s: float = 0.0) -> None:
+        await super().close(grace_s)
         self.intake.close()
         await self.peers.close()
         for plane in self._planes:

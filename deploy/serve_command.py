@@ -38,6 +38,8 @@ def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) ->
     check_model(file.config, folder)
     calibrate_cached(folder, progress.step)
     progress.step(f"model: {folder}")
+    if file.config.fault_injection.rules:
+        progress.step(f"FAULT INJECTION IS ON: {'; '.join(map(str, file.config.fault_injection.rules))}")
     build_kernels(file.config, progress)
     return _run(LocalCluster(file, progress))
 

@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import BatonConfig
+from cluster.faults.injector import FaultInjector
 from cluster.metrics import REGISTRY
 from cluster.types import WorkerRole
 from cluster.worker.endpoint import published_host
@@ -31,7 +32,8 @@ class PrefillReplica(WorkerReplica):
 
 def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
     assert config.cluster_secret is not None, "the composition root draws one"
-    identity = WorkerIdentity.draw(serve.get_replica_context().replica_tag, WorkerRole.PREFILL, ray.get_runtime_context().get_node_id())
+    replica = serve.get_replica_context()
+    identity = WorkerIdentity.draw(replica.replica_tag, WorkerRole.PREFILL, ray.get_runtime_context().get_node_id())
     return WorkerSettings(
         identity=identity,
         pool=config.prefill,
@@ -41,6 +43,7 @@ def _settings(config: BatonConfig, send: Send) -> WorkerSettings:
         host=config.host,
         published_host=published_host(config.host, ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
         registry=REGISTRY,
+        faults=FaultInjector(config.fault_injection, role=identity.role, replica=replica.rank.rank, registry=REGISTRY),
     )
 
 

@@ -23,6 +23,8 @@ from grpc import aio
 from cluster import convert, wire
 from cluster.engine.events import Allocated, Computed, EngineEvent, Failed, Token
 from cluster.errors import InternalError, TicketStale
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_ticket import KVTicket
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import PrefillServicer
@@ -46,13 +48,23 @@ class PrefillEngine(Protocol):
 class PrefillService(PrefillServicer):
     """Answers `baton.worker.v1.Prefill`."""
 
-    def __init__(self, engine: PrefillEngine, outbox: Outbox, issuer: TicketIssuer, calls: LiveCalls, checksum_pool: torch.Tensor | None):
+    def __init__(
+        self,
+        engine: PrefillEngine,
+        outbox: Outbox,
+        issuer: TicketIssuer,
+        calls: LiveCalls,
+        checksum_pool: torch.Tensor | None,
+        *,
+        faults: FaultInjector = NO_FAULTS,
+    ) -> None:
         """`checksum_pool` is the KV pool, when tickets shall carry checksums."""
         self._engine = engine
         self._outbox = outbox
         self._issuer = issuer
         self._calls = calls
         self._checksum_pool = checksum_pool
+        self._faults = faults
 
     async def Prefill(  # type: ignore[override]  # noqa: N802  # the stubs know generators only; writing keeps cancels prompt
         self, message: pb.PrefillRequest, context: aio.ServicerContext[Any, Any]
@@ -61,7 +73,7 @@ class PrefillService(PrefillServicer):
         await self._calls.serve(message.header, request.key, context, lambda: self._prefill(request, context.write))
 
     async def _prefill(self, request: Request, write: Write) -> None:
-        run = _PrefillRun(request, self._outbox, self._issuer, self._checksum_pool, write, time.monotonic())
+        run = _PrefillRun(request, self._outbox, self._issuer, self._checksum_pool, self._faults, write, time.monotonic())
         try:
             async with aclosing(self._engine.prefill(request)) as batches:
                 async for events in batches:
@@ -79,6 +91,7 @@ class _PrefillRun:
     outbox: Outbox
     issuer: TicketIssuer
     checksum_pool: torch.Tensor | None
+    faults: FaultInjector
     write: Write
     started_s: float
     allocated_s: float = 0.0
@@ -114,9 +127,8 @@ class _PrefillRun:
         self.outbox.offer(self.ticket)
         self.outbox.mark(self.request.key, event.num_cached_tokens)
         self.allocated_s = event.at_s
-        offer = pb.KVOffer(
-            ticket=wire.encode(self.ticket), num_cached_tokens=event.num_cached_tokens, wait_s=self.allocated_s - self.started_s
-        )
+        ticket = await self.faults.carry(FaultPoint.OFFER, wire.encode(self.ticket))
+        offer = pb.KVOffer(ticket=ticket, num_cached_tokens=event.num_cached_tokens, wait_s=self.allocated_s - self.started_s)
         await self.write(pb.PrefillEvent(offer=offer))
 
     async def _first_token(self, event: Token) -> None:
@@ -124,7 +136,7 @@ class _PrefillRun:
             output=convert.output_to_pb(event.output), finish_reason=convert.finish_reason_to_pb(event.finish_reason)
         )
         if event.finish_reason is None:
-            first_token.ticket = wire.encode(await self._lease(event))
+            first_token.ticket = await self.faults.carry(FaultPoint.FIRST_TOKEN, wire.encode(await self._lease(event)))
         first_token.prefill_s = time.monotonic() - self.allocated_s
         await self.write(pb.PrefillEvent(first_token=first_token))
 

@@ -37,7 +37,7 @@ class PrefillWorker(Worker):
             lease_s=settings.transfer.lease_s,
         )
         checksum_pool = engine.kv_cache.storage if settings.transfer.checksums else None
-        service = PrefillService(self.engine_loop, self.outbox, issuer, self.calls, checksum_pool)
+        service = PrefillService(self.engine_loop, self.outbox, issuer, self.calls, checksum_pool, faults=settings.faults)
         self.endpoint.add(lambda server: add_PrefillServicer_to_server(service, server))
 
     async def start(self) -> None:
@@ -56,6 +56,7 @@ class PrefillWorker(Worker):
             planes=await publish(self._planes),
             checker=self.outbox,
             nccl=find_nccl(self._planes),
+            faults=self._settings.faults,
         )
         self.endpoint.add(kv_service.register)
         await super().start()
@@ -65,8 +66,8 @@ class PrefillWorker(Worker):
         faults = (*books.faults, *faults_of(self.outbox.check_integrity))
         return replace(books, held={**books.held, "leases": len(self.outbox)}, faults=faults)
 
-    async def close(self) -> None:
-        await super().close()
+    async def close(self, grace_s: float = 0.0) -> None:
+        await super().close(grace_s)
         for plane in self._planes:
             await plane.close()
 

@@ -47,7 +47,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     value: Any = field.default
     if isinstance(value, tuple):
-        return ", ".join(f"`{getattr(item, 'name', item)}`" for item in value)
+        return ", ".join(f"`{getattr(item, 'name', item)}`" for item in value) or "none"
     if isinstance(value, int) and not isinstance(value, bool):
         for size, unit in _UNITS:
             if value >= size and value % size == 0:

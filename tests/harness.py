@@ -17,12 +17,16 @@ from typing import Any, Self, TypeVar
 
 import torch
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from cluster import convert, rpc, wire
 from cluster.config import PoolConfig, TransferConfig
 from cluster.engine.build import allocate_private, build_engine
 from cluster.engine.engine import Engine
 from cluster.errors import BatonError
+from cluster.faults.injector import FaultInjector
+from cluster.faults.points import FaultAction, FaultPoint
+from cluster.faults.rules import FaultInjectionConfig
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.pool_memory import PoolMemory
 from cluster.pb import worker_pb2 as pb
@@ -99,6 +103,7 @@ class Workers:
     pool: PoolConfig = field(default_factory=tiny_pool)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     max_model_len: int | None = None
+    faults: FaultInjectionConfig = field(default_factory=FaultInjectionConfig)
     reports: list[WorkerLoad] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,6 +112,7 @@ class Workers:
         self._reported = asyncio.Condition()
         self._started: list[Worker] = []
         self._num_threads = torch.get_num_threads()
+        self._registries: list[CollectorRegistry] = []
 
     async def __aenter__(self) -> Self:
         torch.set_num_threads(1)
@@ -145,6 +151,11 @@ class Workers:
             await self._reported.wait_for(lambda: any(map(is_it, self.reports[seen:])))
         return next(filter(is_it, self.reports[seen:]))
 
+    def num_injected(self, point: FaultPoint, action: FaultAction) -> int:
+        """Faults that struck any worker."""
+        labels = {"point": point.value, "action": action.value}
+        return sum(int(found.get_sample_value("baton_injected_faults_total", labels) or 0) for found in self._registries)
+
     async def _start(self, worker: W) -> W:
         self._started.append(worker)
         await worker.start()
@@ -152,7 +163,10 @@ class Workers:
 
     def _settings(self, role: WorkerRole, pool: PoolConfig | None) -> WorkerSettings:
         identity = WorkerIdentity.draw(f"{role}-{len(self._started)}", role, "node")
-        return WorkerSettings(identity, pool or self.pool, self.transfer, SECRET, self._send)
+        registry = CollectorRegistry()
+        self._registries.append(registry)
+        faults = FaultInjector(self.faults, role=role, replica=len(self._started), registry=registry)
+        return WorkerSettings(identity, pool or self.pool, self.transfer, SECRET, self._send, registry=registry, faults=faults)
 
     async def _send(self, report: bytes) -> bytes:
         async with self._reported:

@@ -35,7 +35,7 @@ def all_keys(section: type[BaseModel] = BatonConfig, prefix: str = "") -> Iterat
 
 
 KEYS = sorted(all_keys())
-SECTIONS = ("prefill", "decode", "gateway", "router", "kv_transfer")
+SECTIONS = ("prefill", "decode", "gateway", "router", "kv_transfer", "fault_injection")
 
 
 def error_of(args: Any) -> ConfigError:

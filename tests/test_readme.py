@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import BatonConfig
+from cluster.faults.points import FaultPoint
 from tests.config_table import README, config_table, with_table
 
 ROOT = README.parent
@@ -25,6 +26,11 @@ def test_configuration_table_is_in_step_with_the_config() -> None:
 
 def test_configuration_table_describes_every_key() -> None:
     assert not [line for line in config_table().splitlines() if line.endswith("|  |")]
+
+
+def test_every_fault_point_is_told_with_its_actions() -> None:
+    rows = dict(re.findall(r"(?m)^\| `([\w.]+)` \| \w+ worker, [^|]+ \| ([\w, ]+) \|$", TEXT))
+    assert {point: set(actions.split(", ")) for point, actions in rows.items()} == {str(p): set(map(str, p.actions)) for p in FaultPoint}
 
 
 @pytest.mark.parametrize("path", PATHS)

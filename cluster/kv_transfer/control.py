@@ -12,6 +12,8 @@ from grpc import aio
 
 from cluster import rpc, wire
 from cluster.errors import BatonError, ClientGone, DeadlineExceeded, NoCapacity, TicketMismatch, TransferError, WrongIncarnation
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import PeerDescription, Progress
@@ -34,13 +36,14 @@ def transfer_error(error: BatonError) -> BatonError:
 class KVControlClient:
     """Control calls to one life of one prefill worker. Every method may raise WrongIncarnation, Unauthorized and TransferError."""
 
-    def __init__(self, endpoint: str, incarnation: str, secret: str) -> None:
+    def __init__(self, endpoint: str, incarnation: str, secret: str, faults: FaultInjector = NO_FAULTS) -> None:
         self._endpoint = endpoint
         self._incarnation = incarnation
         self._header = pb.Header(incarnation=incarnation)
         self._metadata = rpc.secret_metadata(secret)
         self._channel = rpc.channel(endpoint, *rpc.KEEPALIVE)
         self._stub = stubs.KVStub(self._channel)
+        self._faults = faults
         self._closed = asyncio.Event()
 
     async def describe(self) -> PeerDescription:
@@ -75,11 +78,11 @@ class KVControlClient:
         """
         request = pb.ReleaseRequest(header=self._header, ticket=_name(ticket), digest=ticket.digest(), taker=taker)
         try:
-            reply = await self._call(self._stub.Release, request)
+            reply = await self._commit(request)
         except TicketMismatch:
             raise
         except TransferError:
-            reply = await self._call(self._stub.Release, request)
+            reply = await self._commit(request)
         return reply.state == pb.LEASE_STATE_VALID
 
     async def follow(self, ticket: KVTicket) -> AsyncGenerator[Progress, None]:
@@ -116,6 +119,10 @@ class KVControlClient:
         """Calls in progress end with TransferError. Idempotent."""
         self._closed.set()
         await self._channel.close(None)
+
+    async def _commit(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
+        await self._faults.reach(FaultPoint.COMMIT)
+        return await self._call(self._stub.Release, request)
 
     async def _call(self, method: Callable[..., aio.UnaryUnaryCall[Any, _T]], request: object) -> _T:
         self._check_open()

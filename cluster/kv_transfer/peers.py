@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from cluster.errors import TicketMismatch
+from cluster.faults.injector import NO_FAULTS, FaultInjector
 from cluster.kv_layout import KVLayout, why_no_handover
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, Progress
@@ -61,18 +62,22 @@ class Peer:
 class Peers:
     """Use it on one event loop."""
 
-    def __init__(self, planes: Sequence[DataPlane], *, layout: KVLayout, checkpoint: str, secret: str) -> None:
+    def __init__(
+        self, planes: Sequence[DataPlane], *, layout: KVLayout, checkpoint: str, secret: str, faults: FaultInjector = NO_FAULTS
+    ) -> None:
         """
         Args:
             planes: ours, in order of preference; closed by their owner, not here.
             layout: of our blocks, which those of a peer must be able to become.
             checkpoint: of our model, likewise.
             secret: of the cluster.
+            faults: at `commit`.
         """
         self._planes = planes
         self._layout = layout
         self._checkpoint = checkpoint
         self._secret = secret
+        self._faults = faults
         self._peers: dict[str, asyncio.Task[Peer]] = {}
         self._watches: set[asyncio.Task[None]] = set()
 
@@ -123,7 +128,7 @@ class Peers:
         await asyncio.gather(*self._watches)
 
     async def _connect(self, ticket: KVTicket) -> Peer:
-        control = KVControlClient(ticket.endpoint, ticket.incarnation, self._secret)
+        control = KVControlClient(ticket.endpoint, ticket.incarnation, self._secret, self._faults)
         try:
             description = await control.describe()
             self._check(description.layout, description.checkpoint)

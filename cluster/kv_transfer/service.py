@@ -11,6 +11,8 @@ from grpc import aio
 
 from cluster import rpc, wire
 from cluster.errors import PlaneUnavailable, WrongIncarnation
+from cluster.faults.injector import NO_FAULTS, FaultInjector
+from cluster.faults.points import FaultPoint
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
@@ -37,6 +39,7 @@ class KVService(stubs.KVServicer):
         planes: dict[str, bytes],
         checker: TicketChecker,
         nccl: NcclPlane | None = None,
+        faults: FaultInjector = NO_FAULTS,
     ) -> None:
         """
         Args:
@@ -48,12 +51,14 @@ class KVService(stubs.KVServicer):
             planes: what `selection.publish` returned.
             checker: knows the leases.
             nccl: the plane that serves `Nccl` calls, where `planes` has it.
+            faults: at `follow`, `lease.renew` and `release`.
         """
         assert pool.shape[1] == layout.block_bytes, "the pool does not have the layout's blocks"
         self._incarnation = incarnation
         self._pool = pool
         self._checker = checker
         self._nccl = nccl
+        self._faults = faults
         self._description = pb.DescribeReply(
             protocol_version=PROTOCOL_VERSION,
             incarnation=incarnation,
@@ -77,7 +82,7 @@ class KVService(stubs.KVServicer):
             self._check_header(request.header)
             async with aclosing(self._checker.follow(_key(request.ticket), request.ticket.nonce)) as marks:
                 async for mark in marks:
-                    ticket = b"" if mark.ticket is None else wire.encode(mark.ticket)
+                    ticket = b"" if mark.ticket is None else await self._faults.carry(FaultPoint.FOLLOW, wire.encode(mark.ticket))
                     yield pb.Progress(num_ready_tokens=mark.num_ready_tokens, ticket=ticket)
 
     async def Fetch(self, request: pb.FetchRequest, context: _Context) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
@@ -102,6 +107,7 @@ class KVService(stubs.KVServicer):
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewReply:  # noqa: N802
         async with rpc.answering(context):
             self._check_header(request.header)
+            await self._faults.reach(FaultPoint.LEASE_RENEW)
         lease_s = self._checker.renew(_key(request.ticket), request.ticket.nonce)
         return pb.RenewReply(state=_state(lease_s is not None), lease_s=lease_s or 0.0)
 
@@ -109,6 +115,7 @@ class KVService(stubs.KVServicer):
         async with rpc.answering(context):
             self._check_header(request.header)
             valid = self._checker.release(_key(request.ticket), request.ticket.nonce, request.digest, request.taker)
+            await self._faults.reach(FaultPoint.RELEASE)
         return pb.ReleaseReply(state=_state(valid))
 
     def _check_header(self, header: pb.Header) -> None:

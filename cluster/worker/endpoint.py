@@ -38,9 +38,9 @@ class Endpoint:
     async def start(self) -> None:
         await self._server.start()
 
-    async def close(self) -> None:
-        """Ends the calls that are left and gives the port back. Idempotent."""
-        await self._server.stop(grace=None)
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Takes no more calls, ends those that are left after `grace_s`, and gives the port back. Idempotent."""
+        await self._server.stop(grace_s or None)
 
 
 def published_host(host: str, node_address: str) -> str:

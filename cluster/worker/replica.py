@@ -7,7 +7,7 @@ only the deployments do, or torch, which the process that composes the applicati
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cluster import wire
 from cluster.metrics import metrics_text
@@ -15,6 +15,9 @@ from cluster.worker.reporter import Send
 
 if TYPE_CHECKING:
     from cluster.worker.worker import Worker
+
+# The answer to a commit and the end of a stream are sent after what they tell of is done, and nothing counts them any more.
+_LAST_ANSWERS_S: Final = 2.0
 
 
 class WorkerReplica:
@@ -39,7 +42,7 @@ class WorkerReplica:
     async def __del__(self) -> None:
         if self._worker is not None:
             await self._worker.drain()
-            await self._worker.close()
+            await self._worker.close(_LAST_ANSWERS_S)
 
 
 def report_over(router: Any) -> Send:

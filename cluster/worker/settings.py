@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from cluster.config import PoolConfig, TransferConfig
+from cluster.faults.injector import NO_FAULTS, FaultInjector
 from cluster.worker.identity import WorkerIdentity
 from cluster.worker.reporter import Send
 
@@ -23,3 +24,4 @@ class WorkerSettings:
     host: str = "127.0.0.1"
     published_host: str | None = None  # where others reach `host`, when it stands for all addresses
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    faults: FaultInjector = NO_FAULTS

@@ -150,10 +150,10 @@ class Worker:
         await asyncio.wait({report}, timeout=_LAST_REPORT_S)
         report.cancel()
 
-    async def close(self) -> None:
-        """Ends everything at once. Idempotent."""
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Ends everything: at once, or, after a drain, when the last answers have gone out, within `grace_s`. Idempotent."""
         await self.reporter.stop()
-        await self.endpoint.close()
+        await self.endpoint.close(grace_s)
         await self.engine_loop.stop()
         self._cleanup.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,13 +117,68 @@ def serving(serve_url: str, name: str, **changes: Any) -> Iterator[Served]:
 
     from deploy.app import build
 
-    args = yaml.safe_load(LOCAL.read_text())["applications"][0]["args"]
-    args["gateway"]["grpc_port"] = grpc_port = free_port()
-    args["router"]["capacity_wait_s"] = CAPACITY_WAIT_S
-    for key, value in changes.items():
-        args[key] = {**args[key], **value} if isinstance(value, dict) else value
+    args = _args(changes)
     serve.run(build(args), name=name, route_prefix=f"/{name}")
     try:
-        yield Served(name, f"{serve_url}/{name}", f"127.0.0.1:{grpc_port}")
+        yield _served(serve_url, name, args)
     finally:
         serve.delete(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An application that is deployed from a config file, as `serve deploy` does; a pool's size is not among its args there."""
+
+    served: Served
+    args: Mapping[str, Any]
+
+    def scale(self, replicas: Mapping[str, int]) -> None:
+        """Deploys the file again, with other numbers of replicas; does not wait."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        content = yaml.safe_load(LOCAL.read_text())
+        [application] = content["applications"]
+        name = self.served.name
+        deployments = [{"name": deployment, "num_replicas": number} for deployment, number in replicas.items()]
+        application |= {"name": name, "route_prefix": f"/{name}", "args": dict(self.args), "deployments": deployments}
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}), _blocking=False)  # type: ignore[union-attr]
+
+
+@contextmanager
+def declaring(serve_url: str, name: str, *, replicas: Mapping[str, int], **changes: Any) -> Iterator[Declared]:
+    """As `serving`, with so many `replicas` of some deployments, and with `Declared.scale`."""
+    from ray import serve
+
+    args = _args(changes)
+    declared = Declared(_served(serve_url, name, args), args)
+    declared.scale(replicas)
+    try:
+        _await_running(name)
+        yield declared
+    finally:
+        serve.delete(name)
+
+
+def _await_running(name: str) -> None:
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    deadline_s = time.monotonic() + 300
+    while (application := serve.status().applications.get(name)) is None or application.status != ApplicationStatus.RUNNING:
+        assert time.monotonic() < deadline_s, application
+        assert application is None or application.status != ApplicationStatus.DEPLOY_FAILED, application.message
+        time.sleep(0.1)
+
+
+def _args(changes: Mapping[str, Any]) -> dict[str, Any]:
+    args: dict[str, Any] = yaml.safe_load(LOCAL.read_text())["applications"][0]["args"]
+    args["gateway"]["grpc_port"] = free_port()
+    args["router"]["capacity_wait_s"] = CAPACITY_WAIT_S
+    for key, value in changes.items():
+        args[key] = {**args.get(key, {}), **value} if isinstance(value, dict) else value
+    return args
+
+
+def _served(serve_url: str, name: str, args: Mapping[str, Any]) -> Served:
+    return Served(name, f"{serve_url}/{name}", f"127.0.0.1:{args['gateway']['grpc_port']}")

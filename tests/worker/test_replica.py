@@ -25,8 +25,8 @@ class FakeWorker:
     async def drain(self) -> None:
         self.log.append("drain")
 
-    async def close(self) -> None:
-        self.log.append("close")
+    async def close(self, grace_s: float = 0.0) -> None:
+        self.log.append("close" if grace_s else "cut off")
 
 
 class Replica(WorkerReplica):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.memory import command_of, resident_bytes
 from deploy.process_tree import descendants
@@ -27,6 +28,11 @@ class Process:
 
     def num_open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def processes(served: Served, *kinds: str) -> list[Process]:

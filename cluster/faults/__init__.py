@@ -1,0 +1,1 @@
+"""Faults on purpose, by the rules of the config (`fault_injection`)."""
