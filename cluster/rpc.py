@@ -58,9 +58,9 @@ def secret_metadata(secret: str) -> tuple[tuple[str, str], ...]:
     return ((SECRET_KEY, quote(secret)),)
 
 
-def server(secret: str) -> aio.Server:
-    """A server that answers only calls with the cluster secret."""
-    return aio.server(interceptors=[_SecretInterceptor(secret)], options=[*_OPTIONS, *KEEPALIVE])
+def server(secret: str, *interceptors: aio.ServerInterceptor) -> aio.Server:  # type: ignore[type-arg]  # generic in the stubs alone
+    """A server that answers only calls with the cluster secret; `interceptors` see those that have it."""
+    return aio.server(interceptors=[_SecretInterceptor(secret), *interceptors], options=[*_OPTIONS, *KEEPALIVE])
 
 
 class _SecretInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone

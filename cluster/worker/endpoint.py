@@ -8,6 +8,7 @@ from grpc import aio
 
 from cluster import rpc
 from cluster.errors import ConfigError
+from cluster.worker.open_calls import OpenCalls
 
 
 class Endpoint:
@@ -24,7 +25,8 @@ class Endpoint:
         Raises:
             ConfigError: the host is no address of this machine.
         """
-        self._server = rpc.server(secret)
+        self._calls = OpenCalls()
+        self._server = rpc.server(secret, self._calls)
         try:
             port = self._server.add_insecure_port(_host_port(host, 0))
         except RuntimeError as error:
@@ -39,8 +41,12 @@ class Endpoint:
         await self._server.start()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Takes no more calls, ends those that are left after `grace_s`, and gives the port back. Idempotent."""
-        await self._server.stop(grace_s or None)
+        """Gives the port back and ends the calls that are left: those that have not ended by themselves after `grace_s`. Idempotent.
+
+        New calls are taken until then: a server that stops tells its clients so, and they would give up what they wait for.
+        """
+        await self._calls.wait_none(grace_s)
+        await self._server.stop(grace=None)
 
 
 def published_host(host: str, node_address: str) -> str:

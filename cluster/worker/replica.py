@@ -16,8 +16,7 @@ from cluster.worker.reporter import Send
 if TYPE_CHECKING:
     from cluster.worker.worker import Worker
 
-# The answer to a commit and the end of a stream are sent after what they tell of is done, and nothing counts them any more.
-_LAST_ANSWERS_S: Final = 2.0
+_LAST_ANSWERS_S: Final = 2.0  # to a commit, or the end of a stream: they go out after what they tell of is done
 
 
 class WorkerReplica:

@@ -57,15 +57,16 @@ async def test_a_lease_that_lives_longer_than_the_drain_may_take_ends_with_it() 
 
 async def test_renewals_do_not_hold_a_worker_that_is_to_leave() -> None:
     faults = FaultInjectionConfig.model_validate({"rules": [{"point": "fetch.start", "action": "delay", "delay_s": 30}]})
-    transfer = TransferConfig(lease_s=0.3, renew_interval_s=0.05)
-    async with Workers(tiny_model("llama"), transfer=transfer, pool=tiny_pool(drain_timeout_s=1), faults=faults) as workers:
+    transfer = TransferConfig(lease_s=1.0, renew_interval_s=0.1)
+    async with Workers(tiny_model("llama"), transfer=transfer, pool=tiny_pool(drain_timeout_s=2), faults=faults) as workers:
         prefill, decode = await workers.start_prefill(), await workers.start_decode()
-        first = await workers.client.first_token(workers.client.prefill(prefill, make_request(PROMPT, request_id="slow")))
-        reading = workers.client.decode(decode, make_request(PROMPT, request_id="slow"), first.ticket)
-        await reading.wait_for_connection()
+        first = await workers.client.first_token(workers.client.prefill(prefill, request := make_request(PROMPT)))
+        reading = asyncio.create_task(error_of(workers.client.decode(decode, request, first.ticket)))
+        await asyncio.sleep(1.5)
+        assert len(prefill.outbox) == 1, "it is renewed"
         leaving = asyncio.create_task(leave(prefill))
         assert isinstance(await error_of(first.call), Draining)
-        assert 1 <= await leaving < 1 + SLACK_S
+        assert 2 <= await leaving < 2 + SLACK_S
         reading.cancel()
         await check_books(decode)
 
@@ -74,7 +75,7 @@ async def test_a_prompt_that_has_begun_is_handed_over() -> None:
     prompt = random_prompt(900)
     async with Workers(tiny_model("llama"), pool=tiny_pool(drain_timeout_s=20)) as workers:
         prefill, decode = await workers.start_prefill(), await workers.start_decode()
-        expected = (await workers.client.disaggregated(prefill, decode, make_request(prompt, cache_salt="warm"))).token_ids
+        expected = (await workers.client.colocated(await workers.start_colocated(), make_request(prompt))).token_ids
         running = asyncio.create_task(outcome(workers, prefill, decode, make_request(prompt)))
         await workers.wait_for_report(lambda report: report.role == "prefill" and report.num_blocks_owned > 0)
         assert not running.done()

@@ -1,10 +1,11 @@
 """Faults at random points of the handoff, under load: under `recompute` no client notices those that leave the workers alive.
 
 Chances. An attempt that fails is made again, at most `MAX_ATTEMPTS` times in a row without a new token, so a client sees an error only when
-as many in a row fail. Seven of the rules can fail an attempt before its first new token (`_LOSSES`; a commit must be lost twice, and a lost
-`release` or `lease.renew` fails nothing), each with chance p: one attempt fails with 1 - (1 - p)^7. In the short form, p = 0.03, that is
-0.19, so one of its 80 requests fails with a chance of 80 · 0.19^8 = 1e-4; in the long form, p = 0.01, 2,000 · 0.068^8 = 1e-6. With the
-default of three attempts it would be 0.5 and 0.6: a chance of losing a message in every 30 or 100 is no network that one would keep.
+as many in a row fail. An attempt comes to about ten chances p of failing before its first new token: `_LOSSES` has nine, two of them at
+`fetch.chunk`, which a prompt passes once or twice, and one at `first_token` that seldom matters (its ticket is used where the offer's is
+not). A lost commit is asked for once more, and a lost `release` or `lease.renew` fails nothing. So one attempt fails with 1 - (1 - p)^10:
+in the short form, p = 0.02, 0.18, and one of its 80 requests fails with a chance of 80 · 0.18^8 = 1e-4; in the long form, p = 0.01,
+2,000 · 0.096^8 = 1e-5. With the default of three attempts 0.5 and 2 requests would fail: who loses one message in 50 needs more.
 """
 
 from __future__ import annotations
@@ -33,14 +34,25 @@ HONEST: Final = {"status", "event", "grpc"}  # an error of the table; not a brok
 
 _LOSSES: Final = (
     ("offer", "drop"),
+    ("offer", "corrupt"),
     ("first_token", "drop"),
     ("first_token", "corrupt"),
+    ("follow", "drop"),
+    ("follow", "corrupt"),
     ("fetch.start", "drop"),
     ("fetch.chunk", "drop"),
     ("fetch.chunk", "corrupt"),
     ("decode.taken", "drop"),
 )
-_DELAYS_S: Final = {"offer": 0.2, "first_token": 0.2, "commit": 0.2, "release": 0.2, "decode.taken": 0.2, "decode.tokens": 0.1}
+_DELAYS_S: Final = {
+    "offer": 0.2,
+    "first_token": 0.2,
+    "follow": 0.2,
+    "commit": 0.2,
+    "release": 0.2,
+    "decode.taken": 0.2,
+    "decode.tokens": 0.1,
+}
 # Each life of a worker is safe for so many passages of a point, and dies soon after: 2,000 requests, and those made again, come to at most
 # four such lives in each pool. (A request has about 20 messages with tokens.)
 _SAFE_PASSAGES: Final = {"offer": 450, "first_token": 450, "release": 450, "fetch.chunk": 450, "commit": 450, "decode.tokens": 9000}
@@ -100,8 +112,8 @@ async def check_no_client_notices(
 
 
 async def test_no_client_notices_what_is_late_lost_or_damaged(served: Served, serve_url: str) -> None:
-    injected = await check_no_client_notices(served, serve_url, num_requests=80, probability=0.03)
-    assert sum(injected.values()) > 40, injected
+    injected = await check_no_client_notices(served, serve_url, num_requests=80, probability=0.02)
+    assert sum(injected.values()) > 30, injected
 
 
 @pytest.mark.slow
