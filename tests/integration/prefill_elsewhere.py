@@ -9,7 +9,8 @@ from typing import Final
 
 from cluster.config import PoolConfig, TransferConfig
 from prefill_worker.worker import PrefillWorker
-from tests.harness import Elsewhere, Workers, check_books
+from tests.harness import Workers, check_books
+from tests.worker_client import Elsewhere
 from tests.other_process import OtherProcess
 
 _running: Final[list[tuple[Workers, PrefillWorker]]] = []  # over there

@@ -29,7 +29,8 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.placements import PlacementBook
 from router.gateway.run import RequestRun
 from router.gateway.worker_clients import WorkerClients
-from tests.harness import SECRET, Workers, check_books
+from tests.harness import Workers, check_books
+from tests.worker_client import SECRET
 
 _TIMEOUT_S: Final = 120.0
 

@@ -12,9 +12,10 @@ import torch
 from cluster.config import TransferConfig
 from cluster.errors import TicketStale
 from cluster.types import Request
-from tests.harness import Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
+from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.kv_transfer.planes import PLANES
 from tests.tiny_models import oracle, tiny_model
+from tests.worker_client import Answer
 
 BLOCK_SIZE = 8
 PROMPT_LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 100)  # the last one: several chunks of 32 tokens

@@ -15,9 +15,10 @@ from cluster.errors import TicketMismatch
 from cluster.types import Request
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.harness import Answer, Workers, check_books, error_of, make_request, random_prompt, tiny_pool
+from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.integration.test_pair import SAMPLINGS, assert_same_output
 from tests.tiny_models import tiny_model
+from tests.worker_client import Answer
 
 SIZES = (16, 32, 64)
 PROMPT_LENGTHS = (1, 15, 16, 33, 64, 65, 128)
