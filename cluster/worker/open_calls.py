@@ -59,7 +59,7 @@ class OpenCalls(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
     def _begin(self, context: _Context) -> None:
         self._open.add(context)
         self._none.clear()
-        context.add_done_callback(self._end)
+        context.add_done_callback(self._end)  # type: ignore[arg-type]  # a nominal class in the stubs
 
     def _end(self, context: _Context) -> None:
         self._open.discard(context)
