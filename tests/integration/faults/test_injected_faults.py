@@ -113,7 +113,7 @@ async def check_no_client_notices(
 
 async def test_no_client_notices_what_is_late_lost_or_damaged(served: Served, serve_url: str) -> None:
     injected = await check_no_client_notices(served, serve_url, num_requests=80, probability=0.02)
-    assert sum(injected.values()) > 30, injected
+    assert sum(number for (point, _), number in injected.items() if point != "lease.renew") > 30, injected
 
 
 @pytest.mark.slow
