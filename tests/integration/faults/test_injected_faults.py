@@ -156,7 +156,8 @@ async def note_lives(served: Served, lives: set[int]) -> None:
 
 
 def pids(served: Served) -> set[int]:
-    return {*served.pids("Prefill"), *served.pids("Decode")}
+    """Of the workers that have a process by now."""
+    return {pid for deployment in ("Prefill", "Decode") for pid in served.pids(deployment) if pid}
 
 
 def is_right_or_honest(asking: Asking, answers: dict[Question, Answer]) -> bool:
