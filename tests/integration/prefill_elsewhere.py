@@ -10,8 +10,8 @@ from typing import Final
 from cluster.config import PoolConfig, TransferConfig
 from prefill_worker.worker import PrefillWorker
 from tests.harness import Workers, check_books
-from tests.worker_client import Elsewhere
 from tests.other_process import OtherProcess
+from tests.worker_client import Elsewhere
 
 _running: Final[list[tuple[Workers, PrefillWorker]]] = []  # over there
 
