@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from benchmarks.report import progress
 OVERLAPS: Final = (True, False)
 VOCAB_SIZE: Final = 32_000
 _FIRST_TOKEN_ID: Final = 256
-_Found = dict[tuple[int, bool], list[Seen]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +59,23 @@ def measure(plan: Plan, wire: Wire) -> list[Exposed]:
             grpc_target = stack.enter_context(started(plan.config, settings, port, port + 1)).grpc_target
             assert grpc_target is not None
             targets[overlap] = grpc_target
-        found = asyncio.run(_ask(plan, wire, targets))
+        found = asyncio.run(ask(plan, wire.name, targets))
     return [Exposed(wire.name, length, *(tuple(found[length, overlap]) for overlap in OVERLAPS)) for length in plan.lengths]
 
 
-async def _ask(plan: Plan, wire: Wire, targets: dict[bool, str]) -> _Found:
-    found: _Found = defaultdict(list)
+async def ask(plan: Plan, name: str, targets: Mapping[bool, str]) -> dict[tuple[int, bool], list[Seen]]:
+    """What is seen of requests to `targets` (host:port, with overlap and without), by length and overlap; `name` is for the progress.
+
+    Raises:
+        LoadError: as `measure`.
+    """
+    found: dict[tuple[int, bool], list[Seen]] = defaultdict(list)
     prompts = _prompts(plan.seed, max(plan.lengths))
     async with AsyncExitStack() as stack:
         transports = {overlap: await stack.enter_async_context(GrpcTransport(GrpcTarget(target))) for overlap, target in targets.items()}
         model = await transports[True].find_model()
         for number in range(plan.num_rounds + 1):  # the first is the warm-up
-            progress(f"{wire.name}: round {number} of {plan.num_rounds}")
+            progress(f"{name}: round {number} of {plan.num_rounds}")
             for length, overlap in itertools.product(plan.lengths, turned(OVERLAPS, number)):
                 request = LoadRequest(next(prompts)[:length], plan.output_tokens)
                 seen = await _send(transports[overlap], request, model)

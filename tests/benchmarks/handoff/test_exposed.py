@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.handoff.exposed import OVERLAPS, turned
+from benchmarks.handoff.exposed import OVERLAPS, Plan, ask, turned
 from benchmarks.handoff.exposed_figures import HEADER, Exposed, Seen
 from benchmarks.handoff.long_context import long_context
+from benchmarks.load.answer import LoadError
 from benchmarks.load.trace import Chunk
+from tests.benchmarks.fake_inference import FakeInference, Script, serving
 
 
 def chunks(arrivals: Sequence[tuple[float, int]]) -> list[Chunk]:
@@ -63,6 +65,36 @@ def test_nothing_exposed_has_no_ratio() -> None:
 
 def test_each_setting_goes_first_in_every_other_round() -> None:
     assert [turned(OVERLAPS, number)[0] for number in (1, 2, 3, 4)] == [True, False, True, False]
+
+
+PLAN = Plan(Path("none"), (), port=0, lengths=(5, 9), output_tokens=5, num_rounds=3, seed=0)
+
+
+def answer(second_s: float) -> Script:
+    """Five tokens, the second after `second_s`."""
+    return Script([(0.0, "a", 1), (second_s, "b", 1), (0.02, "c", 1), (0.02, "d", 1), (0.02, "e", 1)])
+
+
+async def test_two_servers_are_asked_in_turns() -> None:
+    on, off = FakeInference(answer(0.05)), FakeInference(answer(0.4))
+    async with serving(on) as on_target, serving(off) as off_target:
+        found = await ask(PLAN, "fake", {True: on_target, False: off_target})
+    assert {key: len(seen) for key, seen in found.items()} == {(length, overlap): 3 for length in (5, 9) for overlap in OVERLAPS}
+    for fake in (on, off):
+        assert [len(request.token_ids.ids) for request in fake.seen] == [5, 9] * 4, "the first two warm up"
+        assert all((request.max_tokens, request.ignore_eos) == (5, True) for request in fake.seen)
+    prompts = {tuple(request.token_ids.ids[:5]) for fake in (on, off) for request in fake.seen}
+    assert len(prompts) == 16, "no cache knows one"
+    for length in PLAN.lengths:
+        exposed = Exposed("fake", length, tuple(found[length, True]), tuple(found[length, False]))
+        assert exposed.ratio is not None and exposed.ratio < 0.6
+
+
+async def test_an_answer_that_is_too_short_fails_by_its_reason() -> None:
+    fake = FakeInference(Script([(0.0, "a", 1), (0.0, "b", 1)]))
+    async with serving(fake) as target:
+        with pytest.raises(LoadError, match="two messages more"):
+            await ask(PLAN, "fake", {True: target, False: target})
 
 
 def test_a_longer_context_has_the_same_files(tmp_path: Path) -> None:
