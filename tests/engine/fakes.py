@@ -7,13 +7,14 @@ digest of the sequence's own tokens: any mistake with blocks, shares, moves or t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from cluster.engine.engine import Engine
+from cluster.engine.engine import Engine, StepRunner
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.row_kv_cache import RowKVCache
 from cluster.engine.scheduler import SchedulerLimits
@@ -108,14 +109,19 @@ DEFAULT_POOL: Final = Pool()
 
 
 def make_engine(
-    pool: Pool = DEFAULT_POOL, *, max_model_len: int = 120, domain: str = "fake", prefix_caching: bool = True
+    pool: Pool = DEFAULT_POOL,
+    *,
+    max_model_len: int = 120,
+    domain: str = "fake",
+    prefix_caching: bool = True,
+    wrap: Callable[[FakeRunner], StepRunner] = lambda runner: runner,
 ) -> tuple[Engine, FakeRunner]:
-    """An engine over the fake model."""
+    """An engine over the fake model, which runs it as `wrap` makes it."""
     limits = SchedulerLimits(BLOCK_SIZE, pool.max_num_seqs, pool.max_num_batched_tokens, pool.num_reserved_blocks)
     identity = EngineIdentity("fake", domain, VOCAB_SIZE, frozenset({EOS}), max_model_len, prefix_caching)
     kv_cache = RowKVCache(LAYOUT, torch.zeros((pool.num_blocks, LAYOUT.block_bytes), dtype=torch.uint8))
     runner = FakeRunner(kv_cache, limits)
-    return Engine(identity, limits, LAYOUT, kv_cache, runner, num_swap_slots=pool.num_swap_slots), runner
+    return Engine(identity, limits, LAYOUT, kv_cache, wrap(runner), num_swap_slots=pool.num_swap_slots), runner
 
 
 def make_request(name: str, prompt: Seq[int], max_tokens: int = 10, *, priority: float = 0.0, **sampling: object) -> Request:
