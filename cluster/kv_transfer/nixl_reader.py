@@ -7,6 +7,9 @@ Releasing the handle of a transfer in flight does not end the transfer: its byte
 So `close` makes no more calls. The lists of peers (`Source`) keep the agent itself until their links are dropped: where it ended at once,
 with a READ of a stopped peer on its way over TCP, UCX ended that peer's process when it went on ("Fatal: unexpected error: Endpoint
 timeout"). Over RDMA, where bytes need no call to arrive, this would not do; we have not had any.
+
+A READ that has failed is over as a whole, though NIXL says so at its first block: UCX fails an endpoint with all that was asked of it, and
+drops what still arrives for it. Tests kill a peer in the middle of a READ and look at the rows while other bytes come.
 """
 
 from __future__ import annotations

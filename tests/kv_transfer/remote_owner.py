@@ -51,6 +51,17 @@ class RemoteOwner:
         assert peer.plane == self.plane
         await peer.read(self.ticket, everything, pool, everything)
 
+    async def check_nothing_is_written_any_more(self) -> None:
+        """Once all reads of the pool have ended: not even while other bytes arrive by the same plane."""
+        self.pool.fill_(7)
+        other = await RemoteOwner.start(self.plane)
+        try:
+            peer = await self.peers.get(other.ticket)
+            await peer.read(other.ticket, range(NUM_BLOCKS), torch.zeros_like(self.pool), range(NUM_BLOCKS))
+        finally:
+            await other.close()
+        assert bool((self.pool == 7).all())
+
     async def close(self) -> None:
         self.process.kill()
         self.process.close()

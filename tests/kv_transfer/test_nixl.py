@@ -83,6 +83,7 @@ class TestPeer:
         assert reading.exception() is None or isinstance(reading.exception(), TransferError)
         await eventually(lambda: len(tcp_owner.peers) == 0)
         assert shm_files() == []
+        await tcp_owner.check_nothing_is_written_any_more()
 
     async def test_whose_agent_has_another_name(self) -> None:
         async with _Pair() as (owner, plane):

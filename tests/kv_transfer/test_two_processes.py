@@ -83,3 +83,4 @@ async def test_kill_9_during_a_read(owner: RemoteOwner) -> None:
         with pytest.raises(TransferError):
             await peer.release(owner.ticket, "reader")
     await eventually(lambda: num_pool_mappings() == num_mappings and len(owner.peers) == 0)
+    await owner.check_nothing_is_written_any_more()
