@@ -50,12 +50,15 @@ class KVTicket:
         """The ticket that came over a wire.
 
         Raises:
-            TicketMismatch: `data` is no ticket.
+            TicketMismatch: `data` is no ticket, or not as one is packed: damage to a field's name would pass for a field left out.
         """
         try:
-            return decode(KVTicket, data)
+            ticket = decode(KVTicket, data)
         except WireError as error:
             raise TicketMismatch(str(error), param="ticket") from error
+        if encode(ticket) != data:
+            raise TicketMismatch("the ticket was not packed by a worker of ours", param="ticket")
+        return ticket
 
     def digest(self) -> bytes:
         """128 bits over every field: the commit proves with it that reader and owner mean the same blocks."""
