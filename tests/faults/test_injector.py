@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -58,11 +58,13 @@ def struck(faults: FaultInjector, point: FaultPoint = FaultPoint.COMMIT, num_pas
     return asyncio.run(pass_by())
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers())
 def test_the_same_seed_strikes_the_same(counts: dict[str, Any], seed: int) -> None:
     assert struck(injector(drops(counts), seed=seed)) == struck(injector(drops(counts), seed=seed))
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers())
 def test_counts(counts: dict[str, Any], seed: int) -> None:
     found = struck(injector(drops(counts), seed=seed))
@@ -74,12 +76,14 @@ def test_counts(counts: dict[str, Any], seed: int) -> None:
         assert found == list(due)[: counts["max_count"]]
 
 
+@settings(deadline=None)
 @given(COUNTS, st.integers())
 def test_a_bound_does_not_shift_what_comes_before_it(counts: dict[str, Any], seed: int) -> None:
     unbounded = struck(injector(drops({**counts, "max_count": None}), seed=seed))
     assert struck(injector(drops(counts), seed=seed)) == unbounded[: counts["max_count"]]
 
 
+@settings(deadline=None)
 @given(st.integers(), st.floats(0.02, 0.98))
 def test_a_probability_is_kept(seed: int, probability: float) -> None:
     num_passages = 2000
@@ -100,6 +104,7 @@ def test_each_worker_point_and_seed_has_chances_of_its_own() -> None:
     assert all(found.count(one) == 1 for one in found), found
 
 
+@settings(deadline=None)
 @given(COUNTS, COUNTS, st.integers())
 def test_two_rules_at_a_point_strike_as_each_alone(counts: dict[str, Any], others: dict[str, Any], seed: int) -> None:
     registry = CollectorRegistry()
