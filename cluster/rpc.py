@@ -26,6 +26,9 @@ _CODE_KEY: Final = "baton-error-code"
 _PARAM_KEY: Final = "baton-error-param"
 _RETRY_KEY: Final = "baton-error-retry-after-s"
 
+# What grpc.aio makes of an operation on a call whose connection was just closed. It says that itself; nobody has answered.
+_CLOSED_BELOW: Final = "Internal error from Core"
+
 # Characters, each of which may take nine bytes: a peer refuses metadata beyond 8 KiB.
 _MAX_MESSAGE: Final = 500
 _MAX_PARAM: Final = 200
@@ -130,6 +133,8 @@ def error_of(failure: aio.AioRpcError) -> BatonError:
     match failure.code():
         case grpc.StatusCode.UNAVAILABLE:
             return NoCapacity("a worker cannot be reached", retry_after_s=1.0)  # the cause, with addresses, stays inside
+        case grpc.StatusCode.INTERNAL if failure.details() == _CLOSED_BELOW:
+            return NoCapacity("a worker cannot be reached", retry_after_s=1.0)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded("the request's deadline passed at the worker")
         case grpc.StatusCode.CANCELLED:

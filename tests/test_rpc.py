@@ -220,9 +220,15 @@ async def test_two_servers_never_share_a_port(remote: Remote) -> None:
     await other.stop(None)
 
 
-def failure(code: grpc.StatusCode, **trailing: str) -> aio.AioRpcError:
+def failure(code: grpc.StatusCode, details: str = "details", **trailing: str) -> aio.AioRpcError:
     metadata = aio.Metadata(*((key.replace("_", "-"), value) for key, value in trailing.items()))
-    return aio.AioRpcError(code, aio.Metadata(), metadata, "details", None)
+    return aio.AioRpcError(code, aio.Metadata(), metadata, details, None)
+
+
+def test_a_call_that_broke_within_grpc_reached_nobody() -> None:
+    """Seen when a connection closes in the instant in which a message is written."""
+    assert type(rpc.error_of(failure(grpc.StatusCode.INTERNAL, "Internal error from Core"))) is errors.NoCapacity
+    assert type(rpc.error_of(failure(grpc.StatusCode.INTERNAL, "anything else"))) is errors.InternalError
 
 
 def test_code_of_no_row_is_an_internal_error() -> None:
