@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.endurance.roles import role_of
 from deploy.environment import prepare_environment
+from deploy.process_tree import descendants
 
 METRICS = "RAY_enable_metrics_collection"
 TASK_EVENTS = "RAY_task_events_report_interval_ms"
@@ -35,3 +37,21 @@ def test_ray_collects_no_metrics_and_keeps_no_record_of_tasks() -> None:
     session = Path(node.get_session_dir_path())
     (port,) = session.glob("metrics_export_port_*")
     assert port.read_text() == "-1"
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("serve_url")
+def test_rays_own_processes_run_without_caches_and_workers_without_jemalloc() -> None:
+    import ray
+
+    (raylet,) = [process for process in descendants(os.getpid()) if role_of(process.pid) == "raylet"]
+    assert "tcache:false" in environment_of(raylet.pid)["MALLOC_CONF"]
+    assert "libjemalloc" in Path(f"/proc/{raylet.pid}/maps").read_text(encoding="utf-8")
+    worker_maps: str = ray.get(ray.remote(num_cpus=0)(lambda: Path("/proc/self/maps").read_text(encoding="utf-8")).remote())
+    assert "libjemalloc" not in worker_maps
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """What the process was started with."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
