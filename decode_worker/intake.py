@@ -132,11 +132,7 @@ class Intake:
             if reservation is None:
                 return None
             reserved_s = time.monotonic()
-            with _errors_of_peer():
-                fetched = await self._fetch(ticket, reservation)
-        except BaseException:
-            self._engine.abort(request.key)
-            raise
+            fetched = await self._fetch_or_free(ticket, reservation)
         finally:
             self._taking.discard(request.key)
         first_token = fetched.ticket.first_token
@@ -169,6 +165,14 @@ class Intake:
         for field, (found, wanted) in expected.items():
             if found != wanted:
                 raise TicketMismatch(f"the ticket's {field} does not fit: {found}, here {wanted}", param=field)
+
+    async def _fetch_or_free(self, ticket: KVTicket, reservation: Reservation) -> _Fetched:
+        try:
+            with _errors_of_peer():
+                return await self._fetch(ticket, reservation)
+        except BaseException:
+            self._engine.abort(reservation.key)
+            raise
 
     async def _fetch(self, ticket: KVTicket, reservation: Reservation) -> _Fetched:
         """Reads what is missing and commits."""

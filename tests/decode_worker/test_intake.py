@@ -154,13 +154,25 @@ async def test_the_engines_own_no_passes_unchanged() -> None:
     bench.engine.before_reserve = refuse
     with pytest.raises(InvalidRequest):
         await bench.intake.take(request(), ticket())
+    assert bench.log == ["reserve"], "nothing is aborted: the key may be in use by another"
 
 
-@pytest.mark.parametrize("where", ["before_reserve", "before_connect", "before_read", "after_read", "before_release"])
+async def test_a_cancel_before_anything_is_reserved_is_the_engines() -> None:
+    bench = Bench()
+    gate = bench.engine.before_reserve = Gate()
+    task = asyncio.create_task(bench.intake.take(request(), ticket()))
+    await gate.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bench.log == ["reserve"] and len(bench.intake) == 0
+
+
+@pytest.mark.parametrize("where", ["before_connect", "before_read", "after_read", "before_release"])
 async def test_a_cancel_anywhere_frees(where: str) -> None:
     bench = Bench()
     gate = Gate()
-    owner: Any = {"before_reserve": bench.engine, "before_connect": bench}.get(where, bench.peer)
+    owner: Any = {"before_connect": bench}.get(where, bench.peer)
     setattr(owner, where, gate)
     task = asyncio.create_task(bench.intake.take(request(), ticket()))
     await gate.reached.wait()
