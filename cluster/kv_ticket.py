@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from cluster.errors import TicketMismatch
 from cluster.kv_layout import KVLayout
@@ -59,6 +59,19 @@ class KVTicket:
         if encode(ticket) != data:
             raise TicketMismatch("the ticket was not packed by a worker of ours", param="ticket")
         return ticket
+
+    def as_offered(self) -> KVTicket:
+        """Its form before the prompt was computed."""
+        return replace(self, first_token=None, checksums=())
+
+    def check_is(self, offered: KVTicket) -> None:
+        """
+        Raises:
+            TicketMismatch: it is not `offered`; names the field.
+        """
+        for field in fields(self):
+            if getattr(self, field.name) != getattr(offered, field.name):
+                raise TicketMismatch(f"the ticket's {field.name} is not what was offered", param=field.name)
 
     def digest(self) -> bytes:
         """128 bits over every field: the commit proves with it that reader and owner mean the same blocks."""

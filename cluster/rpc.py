@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import grpc
 from grpc import aio
 
-from cluster.errors import BatonError, ClientGone, DeadlineExceeded, InternalError, NoCapacity, Unauthorized, from_code
+from cluster.errors import BatonError, ClientGone, DeadlineExceeded, InternalError, NoCapacity, Unauthorized, WrongIncarnation, from_code
 
 T = TypeVar("T")
 
@@ -96,6 +96,14 @@ def _refusal(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(refuse_stream)
     return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def check_incarnation(named: str, ours: str) -> None:
+    """Raises:
+    WrongIncarnation: a call's header names another life than ours.
+    """
+    if named != ours:
+        raise WrongIncarnation(f"this is incarnation {ours}, not {named or '(none)'}", param="incarnation")
 
 
 async def abort(context: aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:

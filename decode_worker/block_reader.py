@@ -10,7 +10,7 @@ A prompt that is still being computed is read behind its marks, in runs of whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -136,7 +136,10 @@ class BlockReading:
             TicketMismatch: the offer was completed with checksums, which were not to come.
         """
         await self._read_to(len(ticket.blocks))
-        self._verify(ticket)
+        if ticket.checksums and len(self._checksums) < len(ticket.blocks) - self._first:
+            raise TicketMismatch("the ticket has checksums, which this worker's config does not ask for", param="checksums")
+        if not self._ticket.checksums:  # else they were compared as they came
+            _verify(ticket, self._checksums)
         num_tail_tokens = ticket.num_tokens % self._reader.destination.layout.block_size
         if num_tail_tokens and self._first < len(ticket.blocks):
             self._reader.destination.zero_tail(self._reservation.block_ids[-1], num_tail_tokens)
@@ -168,17 +171,9 @@ class BlockReading:
         await self._peer.read(self._ticket, indexes, destination, rows)
         await self._reader.faults.arrive(FaultPoint.FETCH_CHUNK, destination, rows)
         if self._reader.checksums or self._ticket.checksums:  # now: staged blocks are gone when an offer's complete ticket comes
-            self._checksums.update(zip(indexes, await block_checksums(destination, rows), strict=True))
-            self._verify(self._ticket)
-
-    def _verify(self, ticket: KVTicket) -> None:
-        if not ticket.checksums:
-            return
-        if len(self._checksums) < self._next - self._first:
-            raise TicketMismatch("the ticket has checksums, which this worker's config does not ask for", param="checksums")
-        damaged = [index for index, checksum in self._checksums.items() if checksum != ticket.checksums[index]]
-        if damaged:
-            raise TransferError(f"blocks {damaged} of {ticket.key} arrived damaged", param="checksums")
+            found = dict(zip(indexes, await block_checksums(destination, rows), strict=True))
+            _verify(self._ticket, found)
+            self._checksums |= found
 
     def _repack(self, repacker: Repacker, blocks: torch.Tensor, index: int) -> None:
         """`blocks` are the peer's from the ticket's position `index` on."""
@@ -188,3 +183,10 @@ class BlockReading:
         missing = range(max(first, self._reservation.num_cached_blocks), min(first + len(repacked), len(block_ids)))
         rows = torch.tensor([block_ids[position] for position in missing], dtype=torch.int64)
         self._reader.destination.pool.index_copy_(0, rows, repacked[missing.start - first : missing.stop - first])
+
+
+def _verify(ticket: KVTicket, found: Mapping[int, int]) -> None:
+    """Compares what was `found` of blocks, by position in the ticket, with the ticket, where it has checksums."""
+    damaged = [index for index, checksum in found.items() if checksum != ticket.checksums[index]] if ticket.checksums else []
+    if damaged:
+        raise TransferError(f"blocks {damaged} of {ticket.key} arrived damaged", param="checksums")

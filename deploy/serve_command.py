@@ -39,7 +39,7 @@ def serve(path: Path, overrides: Sequence[str] = (), port: int | None = None) ->
     calibrate_cached(folder, progress.step)
     progress.step(f"model: {folder}")
     if file.config.fault_injection.rules:
-        progress.step(f"FAULT INJECTION IS ON: {'; '.join(map(str, file.config.fault_injection.rules))}")
+        progress.step(str(file.config.fault_injection))
     build_kernels(file.config, progress)
     return _run(LocalCluster(file, progress))
 

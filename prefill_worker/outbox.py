@@ -16,7 +16,6 @@ stream is open. All answers are given on the event loop at once; none waits for 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hmac
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
@@ -157,12 +156,7 @@ class Outbox:
             raise TicketStale(f"the lease of {ticket.key} is over")
         if not lease.is_readable and num_blocks > lease.num_ready_tokens // lease.ticket.layout.block_size:
             raise TicketMismatch(f"of the prompt only {lease.num_ready_tokens} tokens are computed yet", param="first_token")
-        offered = lease.ticket
-        if ticket.first_token is None:  # the offer's form
-            offered = dataclasses.replace(offered, first_token=None, checksums=())
-        for name in KVTicket.__dataclass_fields__:
-            if getattr(ticket, name) != getattr(offered, name):
-                raise TicketMismatch(f"the ticket's {name} is not what was offered", param=name)
+        ticket.check_is(lease.ticket.as_offered() if ticket.first_token is None else lease.ticket)
 
     def renew(self, key: str, nonce: bytes) -> float | None:
         """Extends the lease to its full length from now, within the cap; the seconds left, or None when it is over."""

@@ -53,7 +53,7 @@ class FaultInjector:
         self._counter = Counter("baton_injected_faults", "faults that the config asked for", ["point", "action"], registry=registry)
         for index, rule in enumerate(config.rules):
             self._rules[rule.point].append(_Rule(rule, random.Random(f"{config.seed}/{role}/{replica}/{index}/{rule.point}")))
-        _log.warning("FAULT INJECTION IS ON: %s", "; ".join(map(str, config.rules)))
+        _log.warning("%s", config)
 
     async def reach(self, point: FaultPoint) -> None:
         """A passage of `point`, where nothing travels that could be corrupted.

@@ -34,9 +34,12 @@ class FaultRule(Section):
 
 
 class FaultInjectionConfig(Section):
-    """Faults on purpose, to see what becomes of requests."""
+    """Faults on purpose, to see what becomes of requests. As text, the warning that they are on."""
 
     seed: int = Field(0, description="of the faults' chances; each worker has its own")
     rules: tuple[FaultRule, ...] = Field(
         (), description="what goes wrong where: see [Break it yourself](#break-it-yourself); none: nothing is injected"
     )
+
+    def __str__(self) -> str:
+        return f"FAULT INJECTION IS ON: {'; '.join(map(str, self.rules))}"

@@ -18,13 +18,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
-from cluster.errors import TicketMismatch
+from cluster import wire
+from cluster.errors import PlaneUnavailable, TicketMismatch
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,18 @@ class DataPlane(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Withdraws the pool and frees everything. Idempotent."""
+
+
+def described_pool(kind: type[T], plane: str, peer: PeerDescription) -> T:
+    """What `peer` says of its pool on `plane`.
+
+    Raises:
+        PlaneUnavailable: it is no `kind`.
+    """
+    try:
+        return wire.decode(kind, peer.planes[plane])
+    except wire.WireError as error:
+        raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
 
 
 def check_block_bytes(block_bytes: int, peer: PeerDescription) -> None:

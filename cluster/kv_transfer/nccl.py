@@ -25,7 +25,7 @@ import torch
 
 from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, TicketChecker, check_block_bytes
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, TicketChecker, check_block_bytes, described_pool
 from cluster.kv_transfer.nccl_device import TOKEN_BYTES, Device, NcclPool
 from cluster.kv_transfer.nccl_link import NcclLink, Reader
 from cluster.kv_transfer.nccl_owner import NcclCall, NcclOwner
@@ -67,10 +67,7 @@ class NcclPlane(DataPlane):
         await self._owner.serve(call, checker)
 
     async def connect(self, peer: PeerDescription) -> Connection:
-        try:
-            source = wire.decode(NcclPool, peer.planes[self.name])
-        except wire.WireError as error:
-            raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
+        source = described_pool(NcclPool, self.name, peer)
         check_block_bytes(source.block_bytes, peer)
         reader = await self._open()
         if source.version != reader.device.version:

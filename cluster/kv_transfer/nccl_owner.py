@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 from grpc import aio
 
-from cluster.errors import BatonError, TicketMismatch, TransferError, WrongIncarnation
+from cluster import rpc
+from cluster.errors import BatonError, TicketMismatch, TransferError
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import TicketChecker, source_rows
 from cluster.kv_transfer.nccl_device import MAX_GROUP_ROWS, OWNER_RANK, TOKEN_BYTES, Device, NcclPool, Rows
@@ -65,7 +66,7 @@ class NcclOwner:
         request = await call.read()
         if request is _END:
             return
-        self._check_header(request.join.header)
+        rpc.check_incarnation(request.join.header.incarnation, self._incarnation)
         if self._closed:
             raise TransferError("the worker closes")
         rank = Rank(self._device)
@@ -123,16 +124,12 @@ class NcclOwner:
             sending.exception()  # seen: `Posting.wait` has aborted the rank, which ends the call
 
     def _rows(self, fetch: pb.FetchRequest, checker: TicketChecker) -> list[int]:
-        self._check_header(fetch.header)
+        rpc.check_incarnation(fetch.header.incarnation, self._incarnation)
         if len(fetch.indexes) > MAX_GROUP_ROWS:
             raise TicketMismatch(f"{len(fetch.indexes)} blocks at once, NCCL takes {MAX_GROUP_ROWS}", param="indexes")
         ticket = KVTicket.unpack(fetch.ticket)
         checker.check(ticket, max(fetch.indexes, default=-1) + 1)
         return source_rows(ticket, fetch.indexes, self._pool.shape[0])
-
-    def _check_header(self, header: pb.Header) -> None:
-        if header.incarnation != self._incarnation:
-            raise WrongIncarnation(f"this is incarnation {self._incarnation}, not {header.incarnation or '(none)'}", param="incarnation")
 
 
 async def _next(call: NcclCall, rank: Rank) -> Any:

@@ -46,7 +46,7 @@ def _build(name: PlaneName, context: PlaneContext) -> DataPlane | None:
     if why_not is not None:
         _log.warning("no %s plane: %s", name, why_not)
         return None
-    # A plane's module is imported where it is used: other planes need libraries that not every machine has.
+    # Planes whose modules need libraries that not every machine has are imported where they are used; NCCL's asks for its own later.
     match name:
         case "shared_memory":
             from cluster.kv_transfer.shared_memory import SharedMemoryPlane

@@ -10,7 +10,7 @@ import torch
 from grpc import aio
 
 from cluster import rpc, wire
-from cluster.errors import PlaneUnavailable, WrongIncarnation
+from cluster.errors import PlaneUnavailable
 from cluster.faults.injector import NO_FAULTS, FaultInjector
 from cluster.faults.points import FaultPoint
 from cluster.kv_layout import KVLayout
@@ -79,7 +79,7 @@ class KVService(stubs.KVServicer):
 
     async def Follow(self, request: pb.FollowRequest, context: _Context) -> AsyncIterator[pb.Progress]:  # noqa: N802
         async with rpc.answering(context):
-            self._check_header(request.header)
+            rpc.check_incarnation(request.header.incarnation, self._incarnation)
             async with aclosing(self._checker.follow(_key(request.ticket), request.ticket.nonce)) as marks:
                 async for mark in marks:
                     ticket = b"" if mark.ticket is None else await self._faults.carry(FaultPoint.FOLLOW, wire.encode(mark.ticket))
@@ -87,7 +87,7 @@ class KVService(stubs.KVServicer):
 
     async def Fetch(self, request: pb.FetchRequest, context: _Context) -> AsyncIterator[pb.FetchChunk]:  # noqa: N802
         async with rpc.answering(context):
-            self._check_header(request.header)
+            rpc.check_incarnation(request.header.incarnation, self._incarnation)
             ticket = KVTicket.unpack(request.ticket)
             num_blocks = max(request.indexes, default=-1) + 1
             self._checker.check(ticket, num_blocks)
@@ -106,21 +106,17 @@ class KVService(stubs.KVServicer):
 
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewReply:  # noqa: N802
         async with rpc.answering(context):
-            self._check_header(request.header)
+            rpc.check_incarnation(request.header.incarnation, self._incarnation)
             await self._faults.reach(FaultPoint.LEASE_RENEW)
         lease_s = self._checker.renew(_key(request.ticket), request.ticket.nonce)
         return pb.RenewReply(state=_state(lease_s is not None), lease_s=lease_s or 0.0)
 
     async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseReply:  # noqa: N802
         async with rpc.answering(context):
-            self._check_header(request.header)
+            rpc.check_incarnation(request.header.incarnation, self._incarnation)
             valid = self._checker.release(_key(request.ticket), request.ticket.nonce, request.digest, request.taker)
             await self._faults.reach(FaultPoint.RELEASE)
         return pb.ReleaseReply(state=_state(valid))
-
-    def _check_header(self, header: pb.Header) -> None:
-        if header.incarnation != self._incarnation:
-            raise WrongIncarnation(f"this is incarnation {self._incarnation}, not {header.incarnation or '(none)'}", param="incarnation")
 
 
 def _key(name: pb.TicketName) -> str:

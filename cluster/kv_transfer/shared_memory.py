@@ -21,7 +21,7 @@ import torch
 from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, source_rows
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, described_pool, source_rows
 from cluster.kv_transfer.block_copier import BlockCopier
 from cluster.kv_transfer.fd_server import FdServer, receive_fd
 from cluster.kv_transfer.pool_memory import PoolMemory, map_pool
@@ -59,10 +59,7 @@ class SharedMemoryPlane(DataPlane):
         return wire.encode(PoolDescriptor(self._server.name, self._memory.token, num_blocks, block_bytes))
 
     async def connect(self, peer: PeerDescription) -> Connection:
-        try:
-            descriptor = wire.decode(PoolDescriptor, peer.planes[self.name])
-        except wire.WireError as error:
-            raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
+        descriptor = described_pool(PoolDescriptor, self.name, peer)
         check_block_bytes(descriptor.block_bytes, peer)
         link, fd = await receive_fd(descriptor.socket, descriptor.token)
         try:

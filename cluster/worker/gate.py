@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.errors import Draining, StaleEpoch, WrongIncarnation
+from cluster import rpc
+from cluster.errors import Draining, StaleEpoch
 from cluster.pb import worker_pb2 as pb
 from cluster.types import WorkerState
 
@@ -46,8 +47,7 @@ class Gate:
             StaleEpoch: an older life of the router placed it.
             Draining: this worker is about to stop.
         """
-        if header.incarnation != self.incarnation:
-            raise WrongIncarnation(f"this is incarnation {self.incarnation}, not {header.incarnation or '(none)'}", param="incarnation")
+        rpc.check_incarnation(header.incarnation, self.incarnation)
         if header.router_epoch < self._router_epoch:
             message = f"the placement is of router epoch {header.router_epoch}, the present one is {self._router_epoch}"
             raise StaleEpoch(message, param="router_epoch")

@@ -287,6 +287,8 @@ def test_any_damage_to_a_ticket_is_a_refusal() -> None:
             error = runner.run(it.refusal(bytes(damaged)))
             assert isinstance(error, TicketMismatch | TicketStale), repr(error)
 
+        unknown = wire.encode(dataclasses.replace(it.ticket, nonce=bytes(16)))
+        assert isinstance(runner.run(it.refusal(unknown)), TicketStale)  # and now it knows this life, whatever endpoint a ticket names
         damage()
         runner.run(check_books(it.decode))
         runner.run(it.take())

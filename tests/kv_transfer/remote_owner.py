@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Mapping
 
+import pytest
 import torch
 
+from cluster.errors import TransferError
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.peers import Peers
 from cluster.kv_transfer.selection import PlaneContext, select_planes
@@ -41,6 +45,38 @@ class RemoteOwner:
         owner = OwnerElsewhere(process, plane, layout=LARGE, num_blocks=NUM_BLOCKS, device=device, environment=environment)
         await owner.start()
         return cls(plane, process, owner.lease(range(NUM_BLOCKS - 1, -1, -1)), device)
+
+    async def check_stop_ends_a_read(self, monkeypatch: pytest.MonkeyPatch, stall_limit: str) -> None:
+        """A read of one that stops fails when `stall_limit` (dotted name, here made a second) is over, and writes nothing afterwards."""
+        await self.read()
+        peer = await self.peers.get(self.ticket)
+        self.pool.zero_()
+        with monkeypatch.context() as patch:
+            patch.setattr(stall_limit, 1.0)
+            self.process.signal(signal.SIGSTOP)
+            async with asyncio.timeout(20):
+                with pytest.raises(TransferError):
+                    await self.read()
+            assert peer.connection.closed
+            self.pool.fill_(7)
+            self.process.signal(signal.SIGCONT)
+        await self.read_into(torch.zeros_like(self.pool))  # anew; what was still on its way comes before this
+        assert bool((self.pool == 7).all())
+
+    async def check_stop_holds_no_cancelled_read(self, limit_s: float) -> None:
+        """A cancelled read of one that stops ends within `limit_s`, and writes nothing afterwards."""
+        await self.read()
+        self.process.signal(signal.SIGSTOP)
+        reading = asyncio.create_task(self.read())
+        await asyncio.sleep(0.1)
+        reading.cancel()
+        async with asyncio.timeout(limit_s):
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        self.pool.fill_(7)
+        self.process.signal(signal.SIGCONT)
+        await self.read_into(torch.zeros_like(self.pool))
+        assert bool((self.pool == 7).all())
 
     async def read(self) -> None:
         await self.read_into(self.pool)
