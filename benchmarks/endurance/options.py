@@ -48,7 +48,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_judgement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--sample-interval", type=positive, default=5.0, metavar="S", help="(default: %(default)s)")
+    group.add_argument("--sample-interval", type=positive, default=10.0, metavar="S", help="(default: %(default)s)")
     group.add_argument("--progress-interval", type=positive, default=15.0, metavar="S", help="between lines (default: %(default)s)")
     group.add_argument(
         "--results", type=Path, default=RESULTS / "soak.jsonl", metavar="FILE", help="for the JSON line (default: %(default)s)"
