@@ -43,7 +43,7 @@ def serve_url() -> Iterator[str]:
 
     from deploy.process_tree import await_end, descendants
 
-    port = free_port()
+    port, others = free_port(), descendants()
     ray.init(
         address="local",
         num_cpus=16,
@@ -55,7 +55,8 @@ def serve_url() -> Iterator[str]:
         _node_ip_address="127.0.0.1",
     )
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    roots = descendants() - others  # Ray's processes that start all its others
     yield f"http://127.0.0.1:{port}"
-    started = descendants()
+    started = roots.union(*(descendants(root.pid) for root in roots))
     ray.shutdown()
     assert not await_end(started, timeout_s=20), "processes are left"

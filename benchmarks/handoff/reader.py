@@ -116,7 +116,7 @@ class BareRead:
         Raises:
             PlaneUnavailable: NIXL cannot be loaded, or cannot reach the peer.
         """
-        self._reader = NixlReader(nixl_library.load(HOST), pool)
+        self._reader = NixlReader(HOST, pool)
         self._pool = pool
         self._source = self._reader.open(wire.decode(NixlPool, description))
 

@@ -24,8 +24,8 @@ import torch
 from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
-from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, source_rows
-from cluster.kv_transfer.nixl_library import BACKEND, load, make_agent
+from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, described_pool, source_rows
+from cluster.kv_transfer.nixl_library import BACKEND, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
 from cluster.kv_transfer.outlast import outlast
 from cluster.kv_transfer.slices import in_slices
@@ -56,7 +56,7 @@ class NixlPlane(DataPlane):
         Args:
             pool: ours, uint8 `[num_blocks, block_bytes]`.
             incarnation: of this worker.
-            host: that it binds to; see `nixl_library.load`.
+            host: that it binds to; see `nixl_library.make_agent`.
         """
         self._pool = pool
         self._incarnation = incarnation
@@ -67,20 +67,17 @@ class NixlPlane(DataPlane):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
 
     async def publish(self) -> bytes:
-        self._owner = await self._run(lambda: _OwnerAgent(load(self._host), _agent_name(self._incarnation), self._pool))
+        self._owner = await self._run(lambda: _OwnerAgent(_agent_name(self._incarnation), self._host, self._pool))
         return wire.encode(self._owner.description)
 
     async def connect(self, peer: PeerDescription) -> Connection:
-        try:
-            pool = wire.decode(NixlPool, peer.planes[self.name])
-        except wire.WireError as error:
-            raise PlaneUnavailable(f"the peer's description of its pool is no good: {error}") from error
+        pool = described_pool(NixlPool, self.name, peer)
         check_block_bytes(pool.block_bytes, peer)
         if pool.agent != _agent_name(peer.incarnation):
             raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
         async with self._making:
             if self._reader is None or self._reader.closed:
-                self._reader = await self._run(lambda: NixlReader(load(self._host), self._pool))
+                self._reader = await self._run(lambda: NixlReader(self._host, self._pool))
         reader = self._reader
         link = _Link(reader, await self._run(lambda: reader.open(pool)), self._run)
         try:
@@ -107,11 +104,11 @@ class NixlPlane(DataPlane):
 class _OwnerAgent:
     """The agent that makes a pool readable."""
 
-    def __init__(self, api: Any, name: str, pool: torch.Tensor) -> None:
+    def __init__(self, name: str, host: str, pool: torch.Tensor) -> None:
         """Raises:
-        PlaneUnavailable: UCX does not start here, or cannot register the pool.
+        PlaneUnavailable: NIXL cannot be loaded, UCX does not start here, or cannot register the pool.
         """
-        self._agent: Any = make_agent(api, name, progress=True)
+        self._agent: Any = make_agent(name, host, progress=True)
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._token = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         try:

@@ -7,6 +7,9 @@ import importlib.util
 import logging
 import logging.config
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Final
 
 from cluster.errors import PlaneUnavailable
@@ -21,26 +24,54 @@ _ENVIRONMENT: Final = {
 }
 # How long the progress thread sleeps when no file descriptor wakes it. Its default of 0 takes a whole core.
 _PROGRESS_INTERVAL_US: Final = 10_000
+_MAKING: Final = Lock()  # the environment is the whole process's
 
 
 def is_installed() -> bool:
-    """Whether one of its packages is there; whether it can be loaded is seen by `load`."""
+    """Whether one of its packages is there; whether it can be loaded is seen by `make_agent`."""
     return any(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
-def load(host: str) -> Any:
-    """NIXL's `_api` module. Takes seconds the first time; what it sets for UCX counts until the process ends.
+def make_agent(name: str, host: str, *, progress: bool) -> Any:
+    """An agent with the UCX backend. Takes seconds the first time.
 
     Args:
+        name: by which peers know it.
         host: the worker binds to it. A loopback address keeps UCX on the loopback device too: its ports know no secret.
+        progress: whether a thread answers peers' requests. Without one, nothing happens outside of our own calls.
 
     Raises:
-        PlaneUnavailable: it is not installed, or its libraries cannot be loaded.
+        PlaneUnavailable: NIXL is not installed or cannot be loaded, or UCX does not start here.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if is_loopback(host):
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")
+    with _MAKING, _environment(host):
+        api = _load()
+        config = api.nixlBind.nixlAgentConfig()
+        config.useProgThread = progress
+        config.pthrDelay = _PROGRESS_INTERVAL_US
+        try:
+            agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+            agent.agent = api.nixlBind.nixlAgent(name, config)  # the interval is not among nixl_agent_config's settings
+            agent.create_backend(BACKEND)
+        except Exception as error:  # one class for each status, without a common base
+            raise PlaneUnavailable(f"NIXL's {BACKEND} backend does not start: {error}") from error
+    return agent
+
+
+@contextmanager
+def _environment(host: str) -> Iterator[None]:
+    """What UCX reads when it is loaded and when an agent is made, where the user has set nothing. It is taken back at the end: processes
+    that this one starts later may be bound to another host."""
+    wanted = {**_ENVIRONMENT, **({"UCX_NET_DEVICES": "lo"} if is_loopback(host) else {})}
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+def _load() -> Any:
     reasons = []
     for package in _PACKAGES:
         try:
@@ -48,29 +79,6 @@ def load(host: str) -> Any:
         except ImportError as error:
             reasons.append(str(error))
     raise PlaneUnavailable(f"NIXL cannot be imported: {'; '.join(reasons)}")
-
-
-def make_agent(api: Any, name: str, *, progress: bool) -> Any:
-    """An agent with the UCX backend.
-
-    Args:
-        api: what `load` returned.
-        name: by which peers know it.
-        progress: whether a thread answers peers' requests. Without one, nothing happens outside of our own calls.
-
-    Raises:
-        PlaneUnavailable: UCX does not start here.
-    """
-    config = api.nixlBind.nixlAgentConfig()
-    config.useProgThread = progress
-    config.pthrDelay = _PROGRESS_INTERVAL_US
-    try:
-        agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
-        agent.agent = api.nixlBind.nixlAgent(name, config)  # the interval is not among nixl_agent_config's settings
-        agent.create_backend(BACKEND)
-    except Exception as error:  # one class for each status, without a common base
-        raise PlaneUnavailable(f"NIXL's {BACKEND} backend does not start: {error}") from error
-    return agent
 
 
 def _import_quietly(module: str) -> Any:

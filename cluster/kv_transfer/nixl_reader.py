@@ -61,14 +61,18 @@ class _Destination:
 class NixlReader:
     """See the module."""
 
-    def __init__(self, api: Any, pool: torch.Tensor) -> None:
-        """Registers `pool`, uint8 `[num_blocks, block_bytes]`. Other destinations are registered with their first read and kept until
-        `close`: give it few, and long-lived ones.
+    def __init__(self, host: str, pool: torch.Tensor) -> None:
+        """Registers the pool. Other destinations are registered with their first read and kept until `close`: give it few, and long-lived
+        ones.
+
+        Args:
+            host: see `nixl_library.make_agent`.
+            pool: uint8 `[num_blocks, block_bytes]`.
 
         Raises:
-            PlaneUnavailable: UCX does not start here, or cannot register the pool.
+            PlaneUnavailable: NIXL cannot be loaded, UCX does not start here, or it cannot register the pool.
         """
-        self._agent: Any = make_agent(api, f"reader-{secrets.token_hex(8)}", progress=False)
+        self._agent: Any = make_agent(f"reader-{secrets.token_hex(8)}", host, progress=False)
         self._destinations: dict[tuple[int, int, int], _Destination] = {}
         self._sources: set[Source] = set()
         self._given_up: set[Source] = set()

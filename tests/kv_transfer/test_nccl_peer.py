@@ -14,7 +14,7 @@ import torch
 from grpc import aio
 
 from cluster import rpc
-from cluster.errors import PlaneUnavailable, TransferError, Unauthorized, WrongIncarnation
+from cluster.errors import PlaneUnavailable, Unauthorized, WrongIncarnation
 from cluster.kv_transfer import nccl_link, nccl_rank
 from cluster.kv_transfer.nccl import NcclPlane
 from cluster.kv_transfer.nccl_device import OWNER_RANK, READER_RANK
@@ -22,7 +22,7 @@ from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import KVStub
 from tests.kv_transfer.nccl_pair import description, empty, names_of_threads, started
 from tests.kv_transfer.owner import SECRET, Owner
-from tests.kv_transfer.process_state import Held, eventually
+from tests.kv_transfer.process_state import Held, eventually, nothing_beyond
 from tests.kv_transfer.remote_owner import RemoteOwner
 from tests.kv_transfer.socket_device import SocketCommunicator, SocketDevice
 
@@ -43,34 +43,10 @@ async def remote_owner() -> AsyncIterator[RemoteOwner]:
 
 class TestRemotePeer:
     async def test_that_stops_during_a_read(self, remote_owner: RemoteOwner, monkeypatch: pytest.MonkeyPatch) -> None:
-        await remote_owner.read()
-        peer = await remote_owner.peers.get(remote_owner.ticket)
-        remote_owner.pool.zero_()
-        monkeypatch.setattr(nccl_link, "_STALL_S", 1.0)
-        remote_owner.process.signal(signal.SIGSTOP)
-        async with asyncio.timeout(20):
-            with pytest.raises(TransferError):
-                await remote_owner.read()
-        assert peer.connection.closed
-        remote_owner.pool.fill_(7)
-        remote_owner.process.signal(signal.SIGCONT)
-        monkeypatch.undo()
-        await remote_owner.read_into(torch.zeros_like(remote_owner.pool))  # anew; what was still on its way comes before this
-        assert bool((remote_owner.pool == 7).all())
+        await remote_owner.check_stop_ends_a_read(monkeypatch, "cluster.kv_transfer.nccl_link._STALL_S")
 
     async def test_that_stops_does_not_hold_a_cancelled_read(self, remote_owner: RemoteOwner) -> None:
-        await remote_owner.read()
-        remote_owner.process.signal(signal.SIGSTOP)
-        reading = asyncio.create_task(remote_owner.read())
-        await asyncio.sleep(0.1)
-        reading.cancel()
-        async with asyncio.timeout(nccl_link._STALL_S / 2):  # it need not wait for that
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-        remote_owner.pool.fill_(7)
-        remote_owner.process.signal(signal.SIGCONT)
-        await remote_owner.read_into(torch.zeros_like(remote_owner.pool))
-        assert bool((remote_owner.pool == 7).all())
+        await remote_owner.check_stop_holds_no_cancelled_read(nccl_link._STALL_S / 2)  # it need not wait for that
 
 
 class TestPeer:
@@ -87,7 +63,7 @@ class TestPeer:
         before = Held.now()
         with pytest.raises(PlaneUnavailable, match="another pool than the peer's"):
             await NcclPlane(empty(1, owner), "the reader", SECRET, SocketDevice).connect(description(owner, token=bytes(16)))
-        await eventually(lambda: Held.now().num_threads <= before.num_threads + 1)  # that of `asyncio.to_thread`
+        await nothing_beyond(before)
 
     async def test_of_another_life(self, owner: Owner) -> None:
         with pytest.raises(WrongIncarnation):

@@ -22,7 +22,7 @@ from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import KVStub
 from tests.kv_transfer.nccl_pair import connected, description, empty, names_of_threads, started
 from tests.kv_transfer.owner import LARGE, SECRET, SMALL, Owner
-from tests.kv_transfer.process_state import Held, eventually
+from tests.kv_transfer.process_state import Held, eventually, nothing_beyond
 from tests.kv_transfer.socket_device import SocketCommunicator, SocketDevice
 
 
@@ -195,7 +195,7 @@ class TestEnd:
     async def test_of_the_owner_ends_its_calls_and_frees_all(self) -> None:
         owner = Owner("nccl")
         await owner.start()
-        before = Held.now().num_threads
+        before = Held.now()
         async with connected(owner, empty(4, owner)) as link:
             await owner.plane.close()
             await eventually(lambda: link.closed)
@@ -203,7 +203,7 @@ class TestEnd:
                 await NcclPlane(empty(1, owner), "the reader", SECRET, SocketDevice).connect(description(owner))
         await owner.close()
         await eventually(lambda: not names_of_threads())
-        await eventually(lambda: Held.now().num_threads <= before + 1)
+        await nothing_beyond(before)
 
     async def test_of_a_reader_that_sends_nonsense_is_its_own(self, owner: Owner) -> None:
         async with rpc.channel(owner.endpoint) as channel:

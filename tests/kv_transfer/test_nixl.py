@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,7 +22,7 @@ from cluster.kv_transfer.nixl_reader import NixlPool
 from cluster.kv_transfer.selection import PlaneContext, publish, select_planes
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, SMALL, Owner
 from tests.kv_transfer.planes import HOST, NEEDS_NIXL
-from tests.kv_transfer.process_state import Held, eventually, shm_files
+from tests.kv_transfer.process_state import Held, eventually, listening_addresses, nothing_beyond, shm_files
 from tests.kv_transfer.remote_owner import RemoteOwner
 
 
@@ -44,33 +45,10 @@ async def tcp_owner(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteOwne
 @NEEDS_NIXL
 class TestPeer:
     async def test_that_stops_during_a_read(self, tcp_owner: RemoteOwner, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(nixl, "_STALL_S", 1.0)
-        await tcp_owner.read()
-        peer = await tcp_owner.peers.get(tcp_owner.ticket)
-        tcp_owner.pool.zero_()
-        tcp_owner.process.signal(signal.SIGSTOP)
-        async with asyncio.timeout(20):
-            with pytest.raises(TransferError):
-                await tcp_owner.read()
-        assert peer.connection.closed
-        tcp_owner.pool.fill_(7)
-        tcp_owner.process.signal(signal.SIGCONT)
-        await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))  # anew; what was still on its way comes before this
-        assert bool((tcp_owner.pool == 7).all())
+        await tcp_owner.check_stop_ends_a_read(monkeypatch, "cluster.kv_transfer.nixl._STALL_S")
 
     async def test_that_stops_does_not_hold_a_cancelled_read(self, tcp_owner: RemoteOwner) -> None:
-        await tcp_owner.read()
-        tcp_owner.process.signal(signal.SIGSTOP)
-        reading = asyncio.create_task(tcp_owner.read())
-        await asyncio.sleep(0.1)
-        reading.cancel()
-        async with asyncio.timeout(nixl._STALL_S):  # it need not wait for that
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-        tcp_owner.pool.fill_(7)
-        tcp_owner.process.signal(signal.SIGCONT)
-        await tcp_owner.read_into(torch.zeros_like(tcp_owner.pool))
-        assert bool((tcp_owner.pool == 7).all())
+        await tcp_owner.check_stop_holds_no_cancelled_read(nixl._STALL_S)  # it need not wait for that
 
     async def test_that_is_killed_during_a_read_over_tcp(self, tcp_owner: RemoteOwner) -> None:
         await tcp_owner.read()
@@ -102,7 +80,7 @@ class TestPeer:
             link = await plane.connect(await description(owner))
             monkeypatch.setattr(nixl, "_STALL_S", 0.3)
             make_agent = nixl_library.make_agent
-            silent = lambda api, name, progress: make_agent(api, name, progress=False)  # noqa: E731
+            silent = lambda name, host, progress: make_agent(name, host, progress=False)  # noqa: E731
             monkeypatch.setattr("cluster.kv_transfer.nixl.make_agent", silent)
             with pytest.raises(PlaneUnavailable, match="sent nothing"):
                 await plane.connect(await description(mute))
@@ -137,7 +115,7 @@ class TestDestination:
                 await first.read(owner.lease([1]), [0], destination, [0])
             await second.read(other.lease([1]), [0], destination, [0])
             assert torch.equal(destination[0], other.pool[1])
-            assert Held.now().num_threads == before.num_threads
+            await nothing_beyond(before)
             await second.close()
 
 
@@ -156,19 +134,27 @@ class TestLibrary:
 
         monkeypatch.setattr(importlib, "import_module", fail)
         with pytest.raises(PlaneUnavailable, match=r"nixl_cu12\._api: libsomething\.so is missing"):
-            nixl_library.load(HOST)
+            nixl_library.make_agent("unmade", HOST, progress=False)
 
     @NEEDS_NIXL
-    @pytest.mark.parametrize(("host", "devices"), [("127.0.0.1", "lo"), ("localhost", "lo"), ("::1", "lo"), ("0.0.0.0", None)])
-    def test_ports_stay_on_loopback_with_the_worker(self, host: str, devices: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("host", "is_loopback"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False)])
+    def test_ports_stay_on_loopback_with_the_worker(self, host: str, is_loopback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCX_TLS", "tcp")
         monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-        nixl_library.load(host)
-        assert os.environ.get("UCX_NET_DEVICES") == devices
-        monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+        environment, before = dict(os.environ), listening_addresses()
+        agent = nixl_library.make_agent("listener", host, progress=False)
+        opened = listening_addresses() - before
+        assert opened, "UCX_TLS did not count"
+        if is_loopback:
+            assert set(opened) == {"127.0.0.1"}
+        elif len(socket.if_nameindex()) > 1:
+            assert not set(opened) <= {"127.0.0.1"}
+        assert dict(os.environ) == environment, "processes that start later may have another host"
+        del agent
 
     @NEEDS_NIXL
     def test_leaves_logging_as_it_was(self) -> None:
-        nixl_library.load(HOST)
+        nixl_library.make_agent("quiet", HOST, progress=False)
         assert logging.raiseExceptions
         assert not logging.getLogger("nixl").handlers
 

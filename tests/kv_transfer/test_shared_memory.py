@@ -22,7 +22,7 @@ from cluster.kv_transfer.fd_server import FdServer, receive_fd
 from cluster.kv_transfer.pool_memory import PoolMemory, map_pool
 from cluster.kv_transfer.shared_memory import PoolDescriptor, SharedMemoryPlane
 from tests.kv_transfer.owner import SMALL, random_pool
-from tests.kv_transfer.process_state import Held, eventually, open_files
+from tests.kv_transfer.process_state import Held, nothing_beyond, open_files
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def refusal(published: bytes) -> TransferError:
     with pytest.raises((PlaneUnavailable, TicketMismatch)) as caught:
         await reader.connect(describe(published))
     await reader.close()
-    await eventually(lambda: Held.now() == before)  # the owner hears of the end a moment later
+    await nothing_beyond(before)  # the owner hears of the end a moment later
     return caught.value
 
 

@@ -14,7 +14,7 @@ from cluster.kv_transfer.shared_memory import PoolDescriptor
 from cluster.process_state import ProcessState
 from tests.kv_transfer.owner import random_pool
 from tests.kv_transfer.planes import NEEDS_NIXL
-from tests.kv_transfer.process_state import Held, eventually, num_pool_mappings, open_files, shm_files, socket_exists
+from tests.kv_transfer.process_state import POOL_MAPPING, Held, eventually, num_pool_mappings, open_files, shm_files, socket_exists
 from tests.kv_transfer.remote_owner import RemoteOwner
 
 
@@ -36,7 +36,7 @@ async def test_bytes_of_another_process(owner: RemoteOwner) -> None:
 
 
 async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
-    num_mappings = Held.now().num_mappings
+    num_mappings = Held.now()[POOL_MAPPING]
     segments = ProcessState.now().segments
     peer = await owner.peers.get(owner.ticket)
     await owner.read()
@@ -68,7 +68,7 @@ async def test_kill_9_leaves_nothing(owner: RemoteOwner) -> None:
 
 
 async def test_kill_9_during_a_read(owner: RemoteOwner) -> None:
-    num_mappings = Held.now().num_mappings
+    num_mappings = Held.now()[POOL_MAPPING]
     peer = await owner.peers.get(owner.ticket)
     reading = asyncio.create_task(owner.read())
     await eventually(lambda: bool(owner.pool[0, 0]), interval_s=0)
