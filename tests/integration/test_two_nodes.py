@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cluster import rpc
-from cluster.config import PoolConfig
+from cluster.config import PoolConfig, RouterConfig
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
 from tests.harness import Workers, make_request, random_prompt
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.skipif(_WHY_NOT is not None, reas
 POOL: dict[str, Any] = {"scheme": "bf16", "kv_dtype": "bf16", "block_size": 16, "kv_cache_bytes": "16MiB", "swap_bytes": "16MiB"}
 PROMPTS = [random_prompt(length) for length in (1, 16, 40, 100, 300)]
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
+FORGOTTEN_S = 10 * RouterConfig().report_timeout_s + CLOSE_S  # so long a silent worker stays in the books, and its sweep
 SHORT, LONG = 24, 600  # tokens of an answer; a node is lost during a long one
 Answers = list[list[int]]
 
@@ -72,10 +74,14 @@ async def test_two_nodes_answer_as_one_engine(nodes: RayNodes, expected: Answers
 
 async def _check_places(served: Served, nodes: RayNodes, planes: tuple[str, str]) -> str:
     """Where the workers are and by which plane KV comes; the prefill worker's incarnation."""
-    async with asyncio.timeout(CLOSE_S):  # one that is lost stays in the books for a while
-        while not all(len(pool["workers"]) == 1 for pool in (await served.books())["pools"].values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    pools = (await served.books())["pools"]
+    deadline_s = time.monotonic() + FORGOTTEN_S
+    while True:
+        pools = (await served.books())["pools"]
+        endpoints = {name: [worker["endpoint"] for worker in pool["workers"]] for name, pool in pools.items()}
+        if all(len(there) == 1 for there in endpoints.values()):
+            break
+        assert time.monotonic() < deadline_s, endpoints
+        await asyncio.sleep(0.1)
     [prefill], [decode] = pools["prefill"]["workers"], pools["decode"]["workers"]
     assert prefill["endpoint"].startswith(f"{nodes.head.address}:")
     assert decode["endpoint"].startswith(f"{nodes.other.address}:")
