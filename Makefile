@@ -37,7 +37,7 @@ $(VENV)/.native: $(VENV)/.cpu $(wildcard cluster/engine/native/csrc/*)
 serve: $(VENV)/.native ## Serve the demo model from deploy/local.yaml until Ctrl-C
 	@$(BIN)/python -m deploy.cli serve --config $(CONFIG)
 
-test: $(VENV)/.dev $(VENV)/.native ## Run the tests (about ten minutes)
+test: $(VENV)/.dev $(VENV)/.native ## Run the tests (about half an hour)
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev $(VENV)/.native ## Run all tests, the slow ones too

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.steps.cost import WeightTotals
 from cluster.engine.forward_batch import ForwardBatch
+from cluster.engine.interrupt import Interrupt
 from cluster.engine.kernels import KernelSet
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
@@ -73,9 +74,9 @@ class _MeasuredDecoder:
         self._totals = totals
         self._decoder = decoder
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache) -> None:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache, interrupt: Interrupt) -> None:
         started_s = time.perf_counter()
-        self._decoder(hidden, batch, cache)
+        self._decoder(hidden, batch, cache, interrupt)
         self._totals.inside_s += time.perf_counter() - started_s
         self._totals.batches.append(batch)
 

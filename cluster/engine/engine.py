@@ -4,7 +4,7 @@ worker brings their KV from elsewhere.
     add ───────────────────────────► queued ─► running ─┬─► finished: blocks free
     reserve ─► waiting for KV ─► start ───────────┘     └─► first token of a prefill: blocks leased ─► release_lease
 
-Not thread safe: one thread calls everything (`loop.EngineLoop` does).
+Not thread safe: one thread calls everything but `disown` (`loop.EngineLoop` does).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 
 from cluster.engine.block_manager import BlockManager
 from cluster.engine.events import Allocated, Computed, EngineEvent, Failed, Token
+from cluster.engine.interrupt import Audience, Interrupt, StepInterrupted
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.load import EngineLoad, StepTotals, measure
 from cluster.engine.roster import Roster
@@ -36,6 +37,10 @@ MAX_FAILED_STEPS = 3  # in a row: then the fault is not in the requests
 
 class StepRunner(Protocol):
     """What an engine needs of `runner.ModelRunner`."""
+
+    @property
+    def interrupt(self) -> Interrupt:
+        """Set on another thread, it makes `run` raise StepInterrupted."""
 
     def run(self, scheduled: Seq[ScheduledSequence]) -> list[TokenOutput | None]:
         """Computes the rows' KV; a token for each row that reaches its sequence's last known token, else None."""
@@ -69,6 +74,7 @@ class Engine:
         self.kv_cache = kv_cache
         self.num_blocks: int = kv_cache.storage.shape[0]
         self._runner = runner
+        self._audience = Audience(runner.interrupt)
         self._swap_space = SwapSpace(kv_cache, num_swap_slots)
         self._blocks = BlockManager(self.num_blocks, num_swap_slots)
         self._roster = Roster()
@@ -164,6 +170,11 @@ class Engine:
             self._finish(sequence)
         self.release_lease(key)
 
+    def disown(self, key: str) -> None:
+        """Nobody waits for this sequence any more: a step that would mostly be for such ends early, and what follows can abort it. Any
+        thread."""
+        self._audience.leave(key)
+
     def release_lease(self, key: str) -> None:
         """Frees leased blocks. Nothing happens when there is no such lease."""
         self._blocks.release(key)
@@ -192,7 +203,8 @@ class Engine:
     def step(self, announce: Callable[[Events], None] | None = None) -> Events:
         """Schedules, runs, and updates; what happened, by `Request.key`.
 
-        When the model raises, the sequences of the step end with `Failed` and the others go on.
+        When the model raises, the sequences of the step end with `Failed` and the others go on. A step that is interrupted (`disown`)
+        changes nothing.
 
         Args:
             announce: hears of allocations before the model runs, so that whoever will read the blocks prepares meanwhile. They are not
@@ -212,7 +224,10 @@ class Engine:
         if not step.rows:
             return events
         try:
-            outputs = self._runner.run(step.rows)
+            with self._audience.watching(step.rows):
+                outputs = self._runner.run(step.rows)
+        except StepInterrupted:
+            return events
         except Exception as error:
             return events + self._fail(step.rows, error)
         self._num_failed_in_a_row = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cluster.engine.forward_batch import ForwardBatch
+from cluster.engine.interrupt import Interrupt
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.operations import Attention, Linear, Operations
@@ -101,12 +102,13 @@ class OperationsDecoder:
         self._operations = operations
         self._layers = [self._layer(index, parts) for index, parts in enumerate(layers)]
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache) -> None:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache, interrupt: Interrupt) -> None:
         assert isinstance(cache, RowKVCache)
         cos, sin = self._rotary.at(batch.positions)
         attention = self._operations.plan_attention(batch, cache, self._config.num_heads, self._config.head_dim**-0.5)
         step = StepContext(cache, cache.write_index(batch.slot_mapping), attention, cos, sin)
         for layer in self._layers:
+            interrupt.check()
             layer(hidden, step)
 
     def _layer(self, index: int, parts: LayerParts[Linear]) -> DecoderLayer:

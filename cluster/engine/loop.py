@@ -2,6 +2,8 @@
 
     any thread: post a command ──► [engine's thread: commands, then one step if there is work, else sleep] ──► streams
 
+A command that ends a sequence also ends a step that is mostly for that one (`Engine.disown`), so it does not wait for a long chunk.
+
 A stream hears of its allocation before the step that computes its first chunk, and of what a step did once, after it.
 
 A step whose model call fails ends its own sequences with `Failed`, and the engine goes on. Anything else that raises in the thread is a
@@ -101,6 +103,7 @@ class EngineLoop:
     def abort(self, key: str) -> None:
         """Ends a sequence or lease in any state; its stream's reader gets `ClientGone`. Any thread, idempotent."""
         self._post(_Command(lambda engine: self._abort(engine, key)))
+        self._engine.disown(key)
 
     def release_lease(self, key: str) -> None:
         """Frees leased blocks. Any thread, idempotent."""
@@ -155,9 +158,9 @@ class EngineLoop:
     # ---- posting -------------------------------------------------------------------------------------------------------
 
     def _stream(self, key: str, submit: Callable[[Engine], None], *, ends_at_first_token: bool = False) -> EventStream:
-        stream = EventStream(
-            lambda stream: self._post(_Command(lambda engine: self._leave(engine, key, stream))), ends_at_first_token=ends_at_first_token
-        )
+        def leave(stream: EventStream) -> None:
+            self._post(_Command(lambda engine: self._leave(engine, key, stream)))
+            self._engine.disown(key)
 
         def run(engine: Engine) -> None:
             try:
@@ -171,6 +174,7 @@ class EngineLoop:
                 stream.is_submitted = True
                 self._streams[key] = stream
 
+        stream = EventStream(leave, ends_at_first_token=ends_at_first_token)
         self._post(_Command(run, stream.fail))
         return stream
 

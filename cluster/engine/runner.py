@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from cluster.engine.forward_batch import ForwardBatch
+from cluster.engine.interrupt import Interrupt
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.logits_processor import SampleRow
 from cluster.engine.model import Model
@@ -23,12 +24,20 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._sampler = Sampler(model.config.eos_token_ids)
 
+    @property
+    def interrupt(self) -> Interrupt:
+        """Ends the running step early."""
+        return self._model.interrupt
+
     @torch.inference_mode()
     def run(self, scheduled: Sequence[ScheduledSequence]) -> list[TokenOutput | None]:
         """Computes the KV of the scheduled tokens.
 
         Returns:
             for each sequence, the token sampled after its last known one, or None where the step does not reach that.
+
+        Raises:
+            StepInterrupted: `interrupt` was set.
         """
         batch = ForwardBatch.build(scheduled, self._kv_cache.layout.block_size)
         logits = self._model.forward(batch, self._kv_cache)

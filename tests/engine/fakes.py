@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from cluster.engine.engine import Engine, StepRunner
+from cluster.engine.interrupt import Interrupt
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.row_kv_cache import RowKVCache
 from cluster.engine.scheduler import SchedulerLimits
@@ -71,6 +72,7 @@ class FakeRunner:
         self.steps: list[list[tuple[str, int]]] = []
         self.raises: list[Exception] = []  # one at each of the next runs
         self.drops_outputs = False
+        self.interrupt = Interrupt()
 
     def run(self, scheduled: Seq[ScheduledSequence]) -> list[TokenOutput | None]:
         self.steps.append([(row.sequence.key, row.num_scheduled_tokens) for row in scheduled])

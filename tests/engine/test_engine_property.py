@@ -1,5 +1,5 @@
-"""Random mixes of requests over small pools: whatever is batched, chunked, shared, preempted, swapped, brought or aborted, each sequence
-makes the tokens it makes alone (promise P0, as far as scheduling can break it), everybody gets to an end, and nothing leaks.
+"""Random mixes of requests over small pools: whatever is batched, chunked, shared, preempted, swapped, brought, interrupted or aborted,
+each sequence makes the tokens it makes alone (promise P0, as far as scheduling can break it), everybody gets to an end, and nothing leaks.
 
 The mixes come from a seeded `random.Random`, not from hypothesis strategies: those lean to small examples, which never fill a pool.
 """
@@ -7,13 +7,16 @@ The mixes come from a seeded `random.Random`, not from hypothesis strategies: th
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.types import Request
+from cluster.engine.interrupt import StepInterrupted
+from cluster.engine.sequence import ScheduledSequence
+from cluster.types import Request, TokenOutput
 from tests.engine.drive import Arrival, Drive, Kind
-from tests.engine.fakes import VOCAB_SIZE, Pool, generate_alone, make_engine, make_request
+from tests.engine.fakes import VOCAB_SIZE, FakeRunner, Pool, generate_alone, make_engine, make_request
 
 MAX_MODEL_LEN = 44
 PREFIXES = [[(7 * p + i) % VOCAB_SIZE for i in range(20)] for p in range(2)]
@@ -57,9 +60,28 @@ def random_pool(rng: random.Random) -> Pool:
     )
 
 
+class InterruptedRunner:
+    """Some of its steps end early, the worst way: when they have written everything."""
+
+    def __init__(self, runner: FakeRunner, rng: random.Random) -> None:
+        self._runner = runner
+        self._rng = rng
+        self._rate = rng.choice([0.0, 0.2])
+        self.interrupt = runner.interrupt
+
+    def run(self, scheduled: Sequence[ScheduledSequence]) -> list[TokenOutput | None]:
+        outputs = self._runner.run(scheduled)
+        if self._rng.random() < self._rate:
+            raise StepInterrupted
+        return outputs
+
+
 def check(rng: random.Random, kinds: list[Kind]) -> None:
     plan = random_plan(rng, kinds)
-    engine, _ = make_engine(random_pool(rng), max_model_len=MAX_MODEL_LEN, prefix_caching=rng.random() < 0.8)
+    pool, prefix_caching = random_pool(rng), rng.random() < 0.8
+    engine, _ = make_engine(
+        pool, max_model_len=MAX_MODEL_LEN, prefix_caching=prefix_caching, wrap=lambda runner: InterruptedRunner(runner, rng)
+    )
     drive = Drive(engine, plan)
     drive.run()
     drive.check_outputs(MAX_MODEL_LEN)

@@ -85,6 +85,7 @@ class _WatchedRunner:
         self._runner = runner
         self._check_row = check_row
         self._faults = faults
+        self.interrupt = runner.interrupt
 
     def run(self, scheduled: Sequence[ScheduledSequence]) -> list[TokenOutput | None]:
         try:

@@ -1,4 +1,4 @@
-"""Prefill on one node and decode on another, each with its own network, so that KV crosses by sockets alone; and a node that is lost."""
+"""Prefill on one node and decode on another, each with its own network, so that KV crosses by sockets alone; then one of them is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness import Workers, make_request, random_prompt
 from tests.integration.served import CLOSE_S, Served
 from tests.kv_transfer.planes import NEEDS_NIXL
 from tests.nodes.network import why_impossible
-from tests.nodes.ray_nodes import RayNodes
+from tests.nodes.ray_nodes import POOLS, RayNodes
 from tests.tiny_models import tiny_model
 
 _WHY_NOT = why_impossible()
@@ -52,28 +52,29 @@ def nodes() -> Iterator[RayNodes]:
 
 
 @pytest.mark.parametrize(
-    ("planes", "is_lost"),
+    ("planes", "lost"),
     [
-        pytest.param(("shared_memory", "grpc"), False, id="grpc"),
-        pytest.param(("nixl", "grpc"), True, id="nixl-lost", marks=NEEDS_NIXL),
-        pytest.param(("shared_memory", "grpc"), True, id="grpc-lost", marks=pytest.mark.slow),
+        pytest.param(("nixl", "grpc"), "decode", id="nixl-decode-lost", marks=NEEDS_NIXL),
+        pytest.param(("shared_memory", "grpc"), "prefill", id="grpc-prefill-lost"),
+        pytest.param(("shared_memory", "grpc"), "decode", id="grpc-decode-lost", marks=pytest.mark.slow),
+        pytest.param(("nixl", "grpc"), "prefill", id="nixl-prefill-lost", marks=[NEEDS_NIXL, pytest.mark.slow]),
     ],
 )
-async def test_two_nodes_answer_as_one_engine(nodes: RayNodes, expected: Answers, planes: tuple[str, str], is_lost: bool) -> None:
+async def test_two_nodes_answer_as_one_engine(nodes: RayNodes, expected: Answers, planes: tuple[str, str], lost: str) -> None:
     args = {"model": str(tiny_model()), "prefill": POOL, "decode": POOL, "kv_transfer": {"planes": list(planes)}}
     with nodes.serving(**args) as served:
         client = _Client(served)
         assert await client.short_answers() == expected[:-1]
-        prefill = await _check_places(served, nodes, planes)
-        if is_lost:
-            await _lose_a_node(nodes, client, expected)
-            assert await _check_places(served, nodes, planes) == prefill, "the worker of the other node has lived on"
+        before = await _check_places(served, nodes, planes)
+        await _LOSING[lost](nodes, client, expected)
+        after = await _check_places(served, nodes, planes)
+        assert [pool for pool in POOLS if after[pool] != before[pool]] == [lost], "the worker of the other node has lived on"
         await served.await_balance()
         await client.close()
 
 
-async def _check_places(served: Served, nodes: RayNodes, planes: tuple[str, str]) -> str:
-    """Where the workers are and by which plane KV comes; the prefill worker's incarnation."""
+async def _check_places(served: Served, nodes: RayNodes, planes: tuple[str, str]) -> dict[str, str]:
+    """Where the workers are and by which plane KV comes; their incarnations, by pool."""
     deadline_s = time.monotonic() + FORGOTTEN_S
     while True:
         pools = (await served.books())["pools"]
@@ -82,30 +83,42 @@ async def _check_places(served: Served, nodes: RayNodes, planes: tuple[str, str]
             break
         assert time.monotonic() < deadline_s, endpoints
         await asyncio.sleep(0.1)
-    [prefill], [decode] = pools["prefill"]["workers"], pools["decode"]["workers"]
-    assert prefill["endpoint"].startswith(f"{nodes.head.address}:")
-    assert decode["endpoint"].startswith(f"{nodes.other.address}:")
-    assert prefill["node_id"] != decode["node_id"]
-    [peer] = decode["kv_peers"]
+    workers = {pool: pools[pool]["workers"][0] for pool in POOLS}
+    for pool, worker in workers.items():
+        assert worker["endpoint"].startswith(f"{nodes.nodes[pool].address}:")
+    assert len({worker["node_id"] for worker in workers.values()}) == len(POOLS)
+    [peer] = workers["decode"]["kv_peers"]
     if planes[0] == "shared_memory":
         assert peer["plane"] == "grpc" and peer["reason"].startswith("not shared_memory: "), "another node's memory is out of reach"
     else:
         assert peer["plane"] == planes[0], peer
-    return str(prefill["incarnation"])
+    return {pool: str(worker["incarnation"]) for pool, worker in workers.items()}
 
 
-async def _lose_a_node(nodes: RayNodes, client: _Client, expected: Answers) -> None:
+async def _lose_decode(nodes: RayNodes, client: _Client, expected: Answers) -> None:
     """A request in its decode, and some that come while there is no decode worker at all: each is answered once a node is there again."""
-    begun = asyncio.Event()
-    running = asyncio.create_task(client.answer(PROMPTS[-1], LONG, begun))
-    await begun.wait()
-    await asyncio.to_thread(nodes.lose_other)
+    running = await client.running_answer()
+    await asyncio.to_thread(nodes.lose, "decode")
     waiting = asyncio.create_task(client.short_answers())
     await asyncio.sleep(2.0)
     assert not running.done() and not waiting.done(), "there is nobody to decode"
-    await asyncio.to_thread(nodes.add_other)
+    await asyncio.to_thread(nodes.add, "decode")
     assert await waiting == expected[:-1]
     assert await running == expected[-1], "nothing repeated, nothing lost"
+
+
+async def _lose_prefill(nodes: RayNodes, client: _Client, expected: Answers) -> None:
+    """A request in its decode needs the node no more; those that come while there is no prefill worker wait for another."""
+    running = await client.running_answer()
+    await asyncio.to_thread(nodes.lose, "prefill")
+    waiting = asyncio.create_task(client.short_answers())
+    assert await running == expected[-1], "its KV was handed over"
+    assert not waiting.done(), "there is nobody to prefill"
+    await asyncio.to_thread(nodes.add, "prefill")
+    assert await waiting == expected[:-1]
+
+
+_LOSING = {"prefill": _lose_prefill, "decode": _lose_decode}
 
 
 class _Client:
@@ -118,6 +131,13 @@ class _Client:
     async def short_answers(self) -> Answers:
         """To all prompts at once."""
         return await asyncio.gather(*(self.answer(prompt, SHORT) for prompt in PROMPTS))
+
+    async def running_answer(self) -> asyncio.Task[list[int]]:
+        """A long one, of which the decode worker has said some tokens."""
+        begun = asyncio.Event()
+        running = asyncio.create_task(self.answer(PROMPTS[-1], LONG, begun))
+        await begun.wait()
+        return running
 
     async def answer(self, prompt: list[int], max_tokens: int, begun: asyncio.Event | None = None) -> list[int]:
         """Its token ids; sets `begun` when the decode worker has said some."""

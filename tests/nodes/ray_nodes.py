@@ -1,7 +1,8 @@
-"""A Ray of two nodes, and Baton on it as `serve run` deploys it: gateway, router and the prefill pool on the head, decode on the other."""
+"""A Ray of three nodes, and Baton on it as `serve run` deploys it: gateway and router on the head, each pool on a node of its own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from tests.integration.served import CAPACITY_WAIT_S, Served
 from tests.nodes.network import Network
 from tests.nodes.node import Node
 
-HEAD, OTHER = 2, 3
+POOLS: Final = ("prefill", "decode")
+_HEAD, _FIRST_POOL = 2, 3  # numbers of addresses
 _BIN: Final = Path(sys.executable).parent
 _RAY_PORT, _HTTP_PORT, _GRPC_PORT = 6379, 8000, 9000
 _START_S: Final = 120.0
@@ -37,25 +39,34 @@ class RayNodes:
         with self._stack:
             self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-nodes-")))
             self._network = self._stack.enter_context(Network())
-            self.head = Node(self._network, HEAD)
+            self.head = Node(self._network, _HEAD)
             self._stack.callback(self.head.kill)
             self._start_ray(self.head, "--head", f"--port={_RAY_PORT}", "--num-cpus=4", "--include-dashboard=false")
-            self.other = self._start_other()
-            self._stack.callback(lambda: self.other.kill())  # noqa: PLW0108  # the one that there is then
+            self.nodes: dict[str, Node] = {}
+            self._stack.callback(self._kill_nodes)
+            for pool in POOLS:
+                self.add(pool)
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def lose_other(self) -> None:
-        """As by a power cut: nobody hears of it."""
-        self.other.unplug()
-        self.other.kill()
+    def lose(self, pool: str) -> None:
+        """As by a power cut of its node: nobody hears of it."""
+        self.nodes[pool].unplug()
+        self.nodes[pool].kill()
 
-    def add_other(self) -> None:
-        """A new node in its place."""
-        self.other = self._start_other()
+    def add(self, pool: str) -> None:
+        """A node for a pool, in the place of one that was lost."""
+        node = self.nodes[pool] = Node(self._network, _FIRST_POOL + POOLS.index(pool))
+        # Without CPUs, so that the gateway and the router stay on the head.
+        resources = json.dumps({_resource(pool): 1})
+        self._start_ray(node, f"--address={self.head.address}:{_RAY_PORT}", "--num-cpus=0", f"--resources={resources}")
+
+    def _kill_nodes(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
 
     @contextmanager
     def serving(self, **args: Any) -> Iterator[Served]:
@@ -74,12 +85,6 @@ class RayNodes:
             command.wait()
             self.head.run(str(_BIN / "python"), "-c", _SHUT_DOWN, f"{self.head.address}:{_RAY_PORT}")
 
-    def _start_other(self) -> Node:
-        node = Node(self._network, OTHER)
-        # Without CPUs, so that the gateway and the router stay on the head.
-        self._start_ray(node, f"--address={self.head.address}:{_RAY_PORT}", "--num-cpus=0", '--resources={"decode_node": 1}')
-        return node
-
     def _start_ray(self, node: Node, *options: str) -> None:
         with (self._folder / f"ray-{node.address}.log").open("ab") as output:
             started = node.start(
@@ -94,12 +99,14 @@ class RayNodes:
 _SHUT_DOWN: Final = "import sys, ray; from ray import serve; ray.init(sys.argv[1], log_to_driver=False); serve.shutdown()"
 
 
+def _resource(pool: str) -> str:
+    return f"{pool}_node"
+
+
 def _serve_file(args: dict[str, Any]) -> dict[str, Any]:
-    pool = {"num_cpus": 0, "drain_timeout_s": 5}
     own = {
         "host": "0.0.0.0",
-        "prefill": {**pool, **args.pop("prefill", {}), "num_cpus": 0.5},
-        "decode": {**pool, **args.pop("decode", {}), "resources": {"decode_node": 1}},
+        **{pool: {"num_cpus": 0, "drain_timeout_s": 5, **args.pop(pool, {}), "resources": {_resource(pool): 1}} for pool in POOLS},
         "gateway": {"grpc_port": _GRPC_PORT, "grpc_host": "0.0.0.0"},
         "router": {"capacity_wait_s": CAPACITY_WAIT_S},
     }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
+from cluster.engine.interrupt import Interrupt, StepInterrupted
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.native.checks import check_contiguous, check_indexes, check_range, check_rows, check_vector
@@ -43,10 +44,11 @@ class NativeDecoder:
         self._decoder: Any = None
         self._decode_tables = DecodeTables()
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache) -> None:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache, interrupt: Interrupt) -> None:
         """See `model.Decoder`.
 
         Raises:
+            StepInterrupted: see there.
             ValueError: rows, positions or blocks that are not there: C++ would write over other memory.
         """
         if cache is not self._cache:
@@ -57,10 +59,13 @@ class NativeDecoder:
         decodes.fill(batch.spans[:num_decodes], cache.num_blocks)
         prompts, tables = self._prompts(batch.spans[num_decodes:])
         check_range("block_ids", torch.from_numpy(tables), 0, cache.num_blocks)
-        self._decoder.run(
+        is_done = self._decoder.run(
             hidden.data_ptr(), batch.num_tokens, batch.positions.data_ptr(), batch.slot_mapping.data_ptr(),
             num_decodes, decodes.tables_address, decodes.num_columns, decodes.context_lens_address, prompts, tables.ctypes.data,
+            interrupt.address,
         )  # fmt: skip
+        if not is_done:
+            raise StepInterrupted
 
     def _check_step(self, hidden: Tensor, batch: ForwardBatch, cache: KVCache) -> None:
         num_tokens, block_size = batch.num_tokens, cache.layout.block_size

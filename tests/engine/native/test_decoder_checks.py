@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.forward_batch import BatchSpan, ForwardBatch
+from cluster.engine.interrupt import Interrupt
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.layer_parts import LayerParts
 from cluster.engine.native.kernels import NativeKernels
@@ -112,11 +113,11 @@ def test_a_step_that_would_leave_the_pool_is_refused(
     span: tuple[int, dict[str, Any]] | None,
 ) -> None:
     decoder = kernels.make_decoder([parts], config, rotary(config))
-    decoder(random(4, config.hidden_size), batch, cache)
+    decoder(random(4, config.hidden_size), batch, cache, Interrupt())
     before = cache.storage.clone()
     spans = batch.spans if span is None else spans_with(batch, span[0], **span[1])
     with pytest.raises(ValueError, match=f"^{name}:"):
-        decoder(random(4, config.hidden_size), replace(batch, spans=spans, **tensors), cache)
+        decoder(random(4, config.hidden_size), replace(batch, spans=spans, **tensors), cache, Interrupt())
     assert torch.equal(cache.storage, before)
 
 
@@ -126,7 +127,7 @@ def test_hidden_rows_must_be_neighbours(
     decoder = kernels.make_decoder([parts], config, rotary(config))
     for hidden in (random(4, config.hidden_size + 16)[:, :-16], random(3, config.hidden_size), random(4, config.hidden_size).double()):
         with pytest.raises(ValueError, match=r"^hidden:"):
-            decoder(hidden, batch, cache)
+            decoder(hidden, batch, cache, Interrupt())
 
 
 def test_a_cache_of_another_model_is_refused(
@@ -134,7 +135,7 @@ def test_a_cache_of_another_model_is_refused(
 ) -> None:
     decoder = kernels.make_decoder([parts], config, rotary(config))
     with pytest.raises(ValueError, match=r"^layout:"):
-        decoder(random(4, config.hidden_size), batch, make_cache(kernels, config, head_dim=2 * config.head_dim))
+        decoder(random(4, config.hidden_size), batch, make_cache(kernels, config, head_dim=2 * config.head_dim), Interrupt())
 
 
 @pytest.mark.parametrize("name", ["qkv", "output", "gate_up", "down"])

@@ -20,14 +20,16 @@ Decoder::Decoder(const DecoderShape& shape, const KvView& kv, int64_t layer_stri
       qkv_size_(int64_t{shape.num_heads + 2 * kv.num_kv_heads} * kv.head_dim),
       query_size_(int64_t{shape.num_heads} * kv.head_dim) {}
 
-void Decoder::run(const Step& step) {
+bool Decoder::run(const Step& step) {
   reserve(step.num_rows);
   KvView kv = kv_;
   for (const Layer& layer : layers_) {
+    if (__atomic_load_n(step.interrupt, __ATOMIC_RELAXED)) return false;
     attend(layer, kv, step);
     feed_forward(layer, step);
     kv.base += layer_stride_;
   }
+  return true;
 }
 
 void Decoder::reserve(int num_rows) {

@@ -48,6 +48,7 @@ struct Step {
   const int32_t* context_lens;  // [num_decodes]
   std::vector<PromptSpan> prompts;
   const int32_t* block_tables;  // of all prompts, one after the other
+  const uint8_t* interrupt;     // another thread may set it to 1
 };
 
 struct DecoderShape {
@@ -64,8 +65,8 @@ class Decoder {
   // `kv` is the first layer's view of the pool; the next layer's begins `layer_stride` bytes after it.
   Decoder(const DecoderShape& shape, const KvView& kv, int64_t layer_stride, std::vector<Layer> layers);
 
-  // Not on two threads at once.
-  void run(const Step& step);
+  // Not on two threads at once. False when it was interrupted before the last layer.
+  bool run(const Step& step);
 
  private:
   void reserve(int num_rows);
