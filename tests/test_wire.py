@@ -70,6 +70,12 @@ def test_ticket_round_trip(ticket: KVTicket) -> None:
     assert repr(wire.decode(KVTicket, wire.encode(ticket))) == repr(ticket)
 
 
+@given(TICKETS)
+def test_fields_are_packed_by_name_and_in_order(ticket: KVTicket) -> None:
+    assert wire.encode(ticket) == msgpack.packb(dataclasses.asdict(ticket))
+    assert wire.encode(LOAD) == msgpack.packb(dataclasses.asdict(LOAD))
+
+
 def test_enums_come_back_as_enums() -> None:
     load = wire.decode(WorkerLoad, wire.encode(LOAD))
     assert load == LOAD
