@@ -99,11 +99,11 @@ async def test_a_stop_string_ends_the_answer_before_it(tokenizer: Tokenizer, str
 
 
 async def test_a_stop_string_in_the_first_token_needs_no_decode_worker(tokenizer: Tokenizer, overlaps: bool) -> None:
-    """With overlap one may have been asked at the offer already; then it is left again, or the cluster would not be idle."""
     async with fake_cluster(tokenizer) as cluster, http_client(cluster) as client:
+        cluster.decode.acts.append(Act.STALL)  # with overlap it may be asked at the offer already: it need not answer
         body = {**CHAT, "stop": text_of(ANSWER[:1])}
         assert (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]["content"] == ""
-        assert cluster.decode.requests == [] or overlaps
+        assert len(cluster.decode.requests) <= int(overlaps)
 
 
 async def test_stop_strings_count_only_after_min_tokens(tokenizer: Tokenizer) -> None:

@@ -198,13 +198,13 @@ async def test_a_cancelled_run_leaves_nothing(tokenizer: Tokenizer, index: int, 
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 3])
-async def test_a_reader_that_leaves_between_chunks_leaves_nothing(tokenizer: Tokenizer, num_chunks: int) -> None:
+async def test_a_reader_that_leaves_between_chunks_leaves_nothing(tokenizer: Tokenizer, num_chunks: int, overlaps: bool) -> None:
     async with fake_cluster(tokenizer) as cluster:
         async with aclosing(new_run(cluster).tokens()) as chunks:
             for _ in range(num_chunks):
                 await anext(chunks)
         if num_chunks == 1:
-            assert cluster.decode.requests == []
+            assert len(cluster.decode.requests) <= int(overlaps), "asked at the offer, or not at all"
 
 
 async def test_a_run_cancelled_in_the_queue_leaves_it(tokenizer: Tokenizer) -> None:
