@@ -28,7 +28,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 def encode(value: Any) -> bytes:
     """A frozen dataclass as msgpack bytes. Enums must be `StrEnum`, so that they pack as text."""
-    # `asdict` would give the same and takes nine times as long: a ticket is packed five times between a first token and the second.
+    # `asdict` would give the same and takes many times as long, and a ticket is packed several times between two tokens.
     packed: bytes = msgpack.packb(_adapter(type(value)).dump_python(value, warnings="none"))
     return packed
 

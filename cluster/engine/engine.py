@@ -146,14 +146,13 @@ class Engine:
 
         Raises:
             ClientGone: nothing is reserved under `key` (any more).
-            InvalidRequest: the token is out of the vocabulary, is not the one that an earlier attempt began with, or ends the sequence,
-                which then has no decode leg. The reservation is freed.
+            InvalidRequest: as `SequenceFactory.check_first_token`. The reservation is freed.
         """
         sequence = self._sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.WAITING_FOR_KV:
             raise ClientGone(f"{key}: no sequence waits for its KV")
         try:
-            self._check_first_token(sequence, first_token.token_id)
+            self._factory.check_first_token(sequence, first_token.token_id)
         except InvalidRequest:
             self._finish(sequence)
             raise
@@ -171,23 +170,13 @@ class Engine:
         self.release_lease(key)
 
     def disown(self, key: str) -> None:
-        """Nobody waits for this sequence any more: a step that would mostly be for such ends early, and what follows can abort it. Any
-        thread."""
+        """Nobody waits for this sequence any more: a step that is mostly for such ends early. It ends no sequence. Any thread."""
         self._audience.leave(key)
 
     def release_lease(self, key: str) -> None:
         """Frees leased blocks. Nothing happens when there is no such lease."""
         self._blocks.release(key)
         self._is_stuck = False
-
-    def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
-        self._factory.check_vocabulary([token_id], "first_token")
-        generated = sequence.request.generated_token_ids
-        if generated:
-            if generated[0] != token_id:
-                raise InvalidRequest(f"{sequence.key}: an earlier attempt began with {generated[0]}, not {token_id}", param="first_token")
-        elif sequence.finish_reason_for(token_id, self.identity.eos_token_ids) is not None:
-            raise InvalidRequest(f"{sequence.key}: its first token ends it, there is nothing to decode", param="first_token")
 
     def _check_key(self, key: str) -> None:
         if key in self._sequences or self._blocks.holds(key):
@@ -203,8 +192,7 @@ class Engine:
     def step(self, announce: Callable[[Events], None] | None = None) -> Events:
         """Schedules, runs, and updates; what happened, by `Request.key`.
 
-        When the model raises, the sequences of the step end with `Failed` and the others go on. A step that is interrupted (`disown`)
-        changes nothing.
+        When the model raises, the step's sequences end with `Failed` and the others go on. A step that was interrupted changes nothing.
 
         Args:
             announce: hears of allocations before the model runs, so that whoever will read the blocks prepares meanwhile. They are not

@@ -102,8 +102,7 @@ class EngineLoop:
 
     def abort(self, key: str) -> None:
         """Ends a sequence or lease in any state; its stream's reader gets `ClientGone`. Any thread, idempotent."""
-        self._post(_Command(lambda engine: self._abort(engine, key)))
-        self._engine.disown(key)
+        self._post_end(key, lambda engine: self._abort(engine, key))
 
     def release_lease(self, key: str) -> None:
         """Frees leased blocks. Any thread, idempotent."""
@@ -159,8 +158,7 @@ class EngineLoop:
 
     def _stream(self, key: str, submit: Callable[[Engine], None], *, ends_at_first_token: bool = False) -> EventStream:
         def leave(stream: EventStream) -> None:
-            self._post(_Command(lambda engine: self._leave(engine, key, stream)))
-            self._engine.disown(key)
+            self._post_end(key, lambda engine: self._leave(engine, key, stream))
 
         def run(engine: Engine) -> None:
             try:
@@ -186,6 +184,11 @@ class EngineLoop:
                 self._changed.notify()
         if refusal is not None:
             command.refuse(refusal)
+
+    def _post_end(self, key: str, run: Callable[[Engine], object]) -> None:
+        """`run` ends the sequence `key`."""
+        self._post(_Command(run))
+        self._engine.disown(key)  # after posting: a step that ends early finds the command, and does not begin anew with the sequence
 
     def _close(self, refusal: BatonError) -> None:
         with self._changed:

@@ -62,10 +62,21 @@ class SequenceFactory:
             prefix=self._prefix_chain(request, domain) if self._identity.prefix_caching else None,
         )
 
-    def check_vocabulary(self, token_ids: Seq[int], param: str) -> None:
-        """Raises:
-        InvalidRequest: a token id is out of the vocabulary; names `param`.
+    def check_first_token(self, sequence: Sequence, token_id: int) -> None:
+        """Whether decoding can go on behind `token_id`, which another engine computed.
+
+        Raises:
+            InvalidRequest: it is out of the vocabulary, is not the one that an earlier attempt began with, or ends the sequence.
         """
+        self._check_vocabulary([token_id], "first_token")
+        generated = sequence.request.generated_token_ids
+        if generated:
+            if generated[0] != token_id:
+                raise InvalidRequest(f"{sequence.key}: an earlier attempt began with {generated[0]}, not {token_id}", param="first_token")
+        elif sequence.finish_reason_for(token_id, self._identity.eos_token_ids) is not None:
+            raise InvalidRequest(f"{sequence.key}: its first token ends it, there is nothing to decode", param="first_token")
+
+    def _check_vocabulary(self, token_ids: Seq[int], param: str) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._identity.vocab_size):
             raise InvalidRequest(f"token ids must be in [0, {self._identity.vocab_size})", param=param)
 
@@ -81,10 +92,10 @@ class SequenceFactory:
         if len(request.generated_token_ids) >= sampling.max_tokens:
             message = f"{len(request.generated_token_ids)} tokens leave nothing of max_tokens ({sampling.max_tokens}) to generate"
             raise InvalidRequest(message, param="generated_token_ids")
-        self.check_vocabulary(request.prompt_token_ids, "prompt")
-        self.check_vocabulary(request.generated_token_ids, "generated_token_ids")
-        self.check_vocabulary(sampling.stop_token_ids, "stop_token_ids")
-        self.check_vocabulary([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
+        self._check_vocabulary(request.prompt_token_ids, "prompt")
+        self._check_vocabulary(request.generated_token_ids, "generated_token_ids")
+        self._check_vocabulary(sampling.stop_token_ids, "stop_token_ids")
+        self._check_vocabulary([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
 
     def _prefix_chain(self, request: Request, domain: str) -> PrefixChain:
         """Promise P1: what this engine computes after a prompt of another domain belongs to neither domain, so it gets no keys."""

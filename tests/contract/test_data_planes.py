@@ -278,7 +278,8 @@ async def test_a_closed_pair_leaves_nothing(make_pair: Callable[[], Pair]) -> No
     here, there = Held(), Held()
     for _ in range(3):  # gRPC keeps some descriptors and threads of its own, not the same each time
         owner = await live_and_end()
-        here, there = Held(here | Held.now()), Held(there | owner.held())
+        here |= Held.now()
+        there |= owner.held()
     for _ in range(3):
         owner = await live_and_end()
     await nothing_beyond(here)

@@ -14,9 +14,7 @@ import torch
 from cluster.engine.engine import Engine
 from cluster.engine.events import Token
 from cluster.engine.interrupt import StepInterrupted
-from cluster.engine.kv_cache import KVCache
 from cluster.engine.loop import EngineLoop
-from cluster.engine.scheduler import SchedulerLimits
 from cluster.engine.sequence import ScheduledSequence
 from cluster.types import Request, TokenOutput
 from tests.engine.drive import Arrival, Drive
@@ -29,16 +27,17 @@ LONG, SHORT = list(range(1, 41)), [3, 4, 5]
 MAX_S = 10.0
 
 
-class StuckRunner(FakeRunner):
+class StuckRunner:
     """Its first step goes on until it is interrupted or let go; the others are as fast as ever."""
 
-    def __init__(self, kv_cache: KVCache, limits: SchedulerLimits) -> None:
-        super().__init__(kv_cache, limits)
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+        self.interrupt = runner.interrupt
         self.entered = threading.Event()
         self.let_go = threading.Event()
 
     def run(self, scheduled: Sequence[ScheduledSequence]) -> list[TokenOutput | None]:
-        outputs = super().run(scheduled)
+        outputs = self._runner.run(scheduled)
         if not self.entered.is_set():
             self.entered.set()
             deadline_s = time.monotonic() + MAX_S
@@ -50,9 +49,9 @@ class StuckRunner(FakeRunner):
 
 def stuck_engine(*requests: Request) -> tuple[Engine, StuckRunner]:
     """In whose first step all of `requests` are."""
-    fake_engine, fake = make_engine(Pool(max_num_batched_tokens=64))
-    runner = StuckRunner(fake.kv_cache, fake.limits)
-    engine = Engine(fake_engine.identity, fake.limits, fake_engine.layout, fake.kv_cache, runner, num_swap_slots=8)
+    engine, _ = make_engine(Pool(max_num_batched_tokens=64), wrap=StuckRunner)
+    runner = engine._runner
+    assert isinstance(runner, StuckRunner)
     for request in requests:
         engine.add(request, stop_after_first_token=False)
     return engine, runner

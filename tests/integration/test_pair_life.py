@@ -22,6 +22,7 @@ from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.kv_transfer.planes import PLANES
+from tests.kv_transfer.process_state import eventually
 from tests.tiny_models import tiny_model
 
 
@@ -40,7 +41,7 @@ async def test_cancels_at_random_moments_leave_the_books_balanced(plane: str) ->
             runs = [asyncio.create_task(interrupted(workers, prefill, decode, rng)) for _ in range(8)]
             await asyncio.gather(*runs)
             await check_books(prefill, decode)
-        await no_more_fds_than(fds)
+        await eventually(lambda: num_fds() <= fds, timeout_s=5)
         for length in (1, 8, 30, 90):
             request = make_request(random_prompt(length))
             answer = await workers.client.disaggregated(prefill, decode, request)
@@ -66,12 +67,6 @@ def maps_pool() -> bool:
 
 def num_fds() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-async def no_more_fds_than(number: int) -> None:
-    async with asyncio.timeout(5):
-        while num_fds() > number:  # noqa: ASYNC110  # gRPC closes sockets in a thread of its own and tells nobody
-            await asyncio.sleep(0.01)
 
 
 async def test_a_lease_expires_under_a_reader_who_is_late() -> None:
@@ -210,7 +205,7 @@ async def test_workers_that_have_closed_leave_nothing_behind(plane: str) -> None
         await live_once()
     fds = num_fds()
     await live_once()
-    await no_more_fds_than(fds)
+    await eventually(lambda: num_fds() <= fds, timeout_s=5)
     assert not maps_pool()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy", "kv-nccl", "kv-nixl"))]
 

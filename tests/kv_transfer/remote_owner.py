@@ -58,10 +58,7 @@ class RemoteOwner:
                 with pytest.raises(TransferError):
                     await self.read()
             assert peer.connection.closed
-            self.pool.fill_(7)
-            self.process.signal(signal.SIGCONT)
-        await self.read_into(torch.zeros_like(self.pool))  # anew; what was still on its way comes before this
-        assert bool((self.pool == 7).all())
+        await self._check_going_on_writes_nothing()
 
     async def check_stop_holds_no_cancelled_read(self, limit_s: float) -> None:
         """A cancelled read of one that stops ends within `limit_s`, and writes nothing afterwards."""
@@ -73,9 +70,13 @@ class RemoteOwner:
         async with asyncio.timeout(limit_s):
             with pytest.raises(asyncio.CancelledError):
                 await reading
+        await self._check_going_on_writes_nothing()
+
+    async def _check_going_on_writes_nothing(self) -> None:
+        """After a read that ended while it was stopped."""
         self.pool.fill_(7)
         self.process.signal(signal.SIGCONT)
-        await self.read_into(torch.zeros_like(self.pool))
+        await self.read_into(torch.zeros_like(self.pool))  # anew; what was still on its way comes before this
         assert bool((self.pool == 7).all())
 
     async def read(self) -> None:

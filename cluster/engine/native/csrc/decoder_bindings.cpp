@@ -31,9 +31,9 @@ bool run(Decoder& decoder, uintptr_t hidden, int num_rows, uintptr_t positions, 
          int64_t decode_table_stride, uintptr_t context_lens, std::vector<PromptSpan> prompts, uintptr_t block_tables,
          uintptr_t interrupt) {
   return decoder.run({reinterpret_cast<float*>(hidden), num_rows, reinterpret_cast<const int64_t*>(positions),
-               reinterpret_cast<const int64_t*>(slots), num_decodes, reinterpret_cast<const int32_t*>(decode_tables), decode_table_stride,
-               reinterpret_cast<const int32_t*>(context_lens), std::move(prompts), reinterpret_cast<const int32_t*>(block_tables),
-                      reinterpret_cast<const uint8_t*>(interrupt)});
+                      reinterpret_cast<const int64_t*>(slots), num_decodes, reinterpret_cast<const int32_t*>(decode_tables),
+                      decode_table_stride, reinterpret_cast<const int32_t*>(context_lens), std::move(prompts),
+                      reinterpret_cast<const int32_t*>(block_tables), reinterpret_cast<const uint8_t*>(interrupt)});
 }
 
 }  // namespace
