@@ -116,13 +116,12 @@ class BareRead:
         Raises:
             PlaneUnavailable: NIXL cannot be loaded, or cannot reach the peer.
         """
-        self._reader = NixlReader(HOST, pool)
+        self._reader = NixlReader(HOST, pool, wire.decode(NixlPool, description))
         self._pool = pool
-        self._source = self._reader.open(wire.decode(NixlPool, description))
 
     def read(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
         """Blocks of the peer into rows of the pool."""
-        number = self._reader.post_blocks(self._source, rows, self._pool, block_ids)
+        number = self._reader.post_blocks(rows, self._pool, block_ids)
         while not self._reader.is_done(number):
             pass
 

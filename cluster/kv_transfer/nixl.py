@@ -1,10 +1,10 @@
 """The plane of NIXL with its UCX backend: RDMA where the machines have it, shared memory or TCP elsewhere. One-sided.
 
     1. `publish` registers the pool with an agent that is named after the worker's incarnation; a thread of UCX answers peers
-    2. `connect` makes that agent known to ours and reads the owner's token: a pair that cannot is told here, not at its first handoff
+    2. `connect` makes that agent known to one of ours and reads the owner's token: who cannot is told here, not at the first handoff
     3. a read is a few READs of prepared lists, then one more of the token: whatever answers at that address is still the owner's pool
-    4. what has been posted is waited for, however the read ends; a peer that does not let it end costs us the agent (`NixlReader`), and
-       with it the reads from other peers that are going on. The next `connect` makes another
+    4. what has been posted is waited for, however the read ends; one that fails or does not end costs us the agent (`NixlReader`). The next
+       `connect` makes another
 
 UCX asks for no secret: with a host that is not loopback, whoever reaches its ports may reach this process's memory.
 """
@@ -26,7 +26,7 @@ from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, described_pool, source_rows
 from cluster.kv_transfer.nixl_library import BACKEND, make_agent
-from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader, Source
+from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader
 from cluster.kv_transfer.outlast import outlast
 from cluster.kv_transfer.slices import in_slices
 
@@ -62,8 +62,7 @@ class NixlPlane(DataPlane):
         self._incarnation = incarnation
         self._host = host
         self._owner: _OwnerAgent | None = None
-        self._reader: NixlReader | None = None
-        self._making = asyncio.Lock()
+        self._readers: set[NixlReader] = set()  # closed with us
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
 
     async def publish(self) -> bytes:
@@ -75,11 +74,7 @@ class NixlPlane(DataPlane):
         check_block_bytes(pool.block_bytes, peer)
         if pool.agent != _agent_name(peer.incarnation):
             raise PlaneUnavailable(f"the NIXL agent {pool.agent} is not that of incarnation {peer.incarnation}")
-        async with self._making:
-            if self._reader is None or self._reader.closed:
-                self._reader = await self._run(lambda: NixlReader(self._host, self._pool))
-        reader = self._reader
-        link = _Link(reader, await self._run(lambda: reader.open(pool)), self._run)
+        link = _Link(await self._run(lambda: self._open(pool)), self._run)
         try:
             await link.check()
         except TransferError as error:
@@ -91,11 +86,23 @@ class NixlPlane(DataPlane):
         return link
 
     async def close(self) -> None:
-        for held in (self._owner, self._reader):
-            if held is not None:
-                await self._run(held.close)
-        self._owner = self._reader = None
+        if self._owner is not None or self._readers:
+            await self._run(self._close)
         self._thread.shutdown()
+
+    def _open(self, pool: NixlPool) -> NixlReader:
+        self._readers = {reader for reader in self._readers if not reader.closed}
+        reader = NixlReader(self._host, self._pool, pool)
+        self._readers.add(reader)
+        return reader
+
+    def _close(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -132,9 +139,8 @@ class _OwnerAgent:
 class _Link(Connection):
     """A peer's pool, for as long as it answers."""
 
-    def __init__(self, reader: NixlReader, source: Source, run: _Run) -> None:
+    def __init__(self, reader: NixlReader, run: _Run) -> None:
         self._reader = reader
-        self._source = source
         self._run = run
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         self._transfers: dict[asyncio.Task[None], _Transfer] = {}
@@ -145,9 +151,9 @@ class _Link(Connection):
         return self._closing is not None or self._reader.closed
 
     async def read(self, ticket: KVTicket, indexes: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
-        assert len(indexes) == len(block_ids) and destination.shape[1] == self._source.pool.block_bytes
+        assert len(indexes) == len(block_ids) and destination.shape[1] == self._reader.source.block_bytes
         self._check_open()
-        rows = source_rows(ticket, indexes, self._source.pool.num_blocks)
+        rows = source_rows(ticket, indexes, self._reader.source.num_blocks)
         if not rows:
             return
         try:
@@ -159,8 +165,7 @@ class _Link(Connection):
 
     async def _read_slices(self, rows: Sequence[int], destination: torch.Tensor, block_ids: Sequence[int]) -> None:
         async def read_slice(part: slice) -> None:
-            post = partial(self._reader.post_blocks, self._source, rows[part], destination, block_ids[part])
-            await self._transfer(post, self._reader.close)
+            await self._transfer(partial(self._reader.post_blocks, rows[part], destination, block_ids[part]))
 
         await in_slices(len(rows), max(1, _SLICE_BYTES // destination.shape[1]), read_slice)
 
@@ -168,19 +173,19 @@ class _Link(Connection):
         """Raises:
         TransferError: the peer does not answer, or its pool is not there any more.
         """
-        await self._transfer(partial(self._reader.post_token, self._source), partial(self._reader.give_up, self._source))
-        if self._source.arrived_token.numpy().tobytes() != self._source.pool.token:
+        await self._transfer(self._reader.post_token)
+        if self._reader.arrived_token.numpy().tobytes() != self._reader.source.token:
             raise TransferError("the peer's pool is gone")
 
     async def close(self) -> None:
         await asyncio.shield(self._start_closing())
 
-    async def _transfer(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
-        """Starts a READ and outlasts it, whatever happens to us meanwhile; `give_up` is for one that does not end."""
+    async def _transfer(self, post: Callable[[], int]) -> None:
+        """Starts a READ and outlasts it, whatever happens to us meanwhile."""
         async with self._slots:
             self._check_open()
             transfer = _Transfer(self._reader, self._run)
-            task = asyncio.create_task(transfer.run(post, give_up))
+            task = asyncio.create_task(transfer.run(post))
             self._transfers[task] = transfer
             task.add_done_callback(self._transfers.pop)
             await outlast(task, transfer.hurry)
@@ -200,7 +205,7 @@ class _Link(Connection):
         while self._transfers:
             await asyncio.wait(list(self._transfers))
         if not self._reader.closed:
-            await self._run(partial(self._reader.close_source, self._source))
+            await self._run(self._reader.close)
 
 
 class _Transfer:
@@ -215,17 +220,17 @@ class _Transfer:
         """Nobody wants it any more."""
         self._patience_s = _HURRY_S
 
-    async def run(self, post: Callable[[], int], give_up: Callable[[], None]) -> None:
+    async def run(self, post: Callable[[], int]) -> None:
         """Returns when it is done.
 
         Raises:
-            TransferError: it failed, or did not end and was given up.
+            TransferError: it failed, or did not end and was abandoned. The reader is closed then.
         """
         number, is_done = await self._run(partial(self._start, post))
         started, (pause_s, longest_pause_s) = time.monotonic(), _POLL_S
         while not is_done:
             if time.monotonic() - started > self._patience_s:
-                await self._run(give_up)
+                await self._run(self._reader.abandon)
                 raise TransferError(f"the peer sent nothing for {self._patience_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)

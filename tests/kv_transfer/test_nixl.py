@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import logging
 import os
 import signal
 import socket
+import weakref
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +91,61 @@ class TestPeer:
             await link.read(owner.lease([3, 1]), [0, 1], destination, [0, 1])
             assert torch.equal(destination, owner.pool[[3, 1]])
             await link.close()
+
+
+@NEEDS_NIXL
+class TestAgentOfAReadThatFailed:
+    """Any call to it may bring the bytes that the READ waited for; its end aborts the process."""
+
+    @pytest.fixture
+    def agents(self, monkeypatch: pytest.MonkeyPatch) -> list[_CountingAgent]:
+        """The reading ones, as they are made."""
+        made: list[_CountingAgent] = []
+        make_agent = nixl_library.make_agent
+
+        def make(name: str, host: str, *, progress: bool) -> _CountingAgent:
+            made.append(_CountingAgent(make_agent(name, host, progress=progress)))
+            return made[-1]
+
+        monkeypatch.setattr("cluster.kv_transfer.nixl_reader.make_agent", make)
+        return made
+
+    async def test_is_never_called_again_and_never_ends(self, agents: list[_CountingAgent]) -> None:
+        async with _Pair() as (owner, plane), _Pair() as (other, _):
+            link = await plane.connect(await description(owner))
+            agent = agents[-1]
+            await owner.close()
+            destination = torch.zeros(64, SMALL.block_bytes, dtype=torch.uint8)
+            with pytest.raises(TransferError):
+                while True:  # its first may still find the pool as it was
+                    await link.read(owner.lease(range(64)), range(64), destination, range(64))
+            num_calls, is_alive = agent.num_calls, weakref.ref(agent)
+            del agent
+            agents.clear()
+            await link.close()
+            await (await plane.connect(await description(other))).read(other.lease([1]), [0], destination, [0])
+        gc.collect()
+        kept = is_alive()
+        assert kept is not None and kept.num_calls == num_calls
+
+    async def test_is_ended_if_all_its_reads_came_to_an_end(self, agents: list[_CountingAgent]) -> None:
+        async with _Pair() as (owner, plane):
+            link = await plane.connect(await description(owner))
+            is_alive = weakref.ref(agents.pop())
+            await link.close()
+            assert is_alive() is None
+
+
+class _CountingAgent:
+    """Says how often it was called."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_calls += 1
+        return getattr(self._agent, name)
 
 
 @NEEDS_NIXL
