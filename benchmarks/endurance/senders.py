@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from grpc import StatusCode, aio
 from benchmarks.endurance.traffic import Kind, SoakRequest
 from benchmarks.load.answer import Answer, LoadError
 from benchmarks.load.http import Api, HttpTarget, HttpTransport
+from cluster import rpc
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
 
@@ -114,9 +116,13 @@ class _Grpc:
         ids = pb.TokenIds(ids=[token for token in asked.request.prompt if isinstance(token, int)])
         request = pb.GenerateRequest(model=self._model, token_ids=ids, max_tokens=asked.request.max_tokens, ignore_eos=True)
         finish_reason = pb.FINISH_REASON_UNSPECIFIED
+        call = self._stub.Generate(request, timeout=TIMEOUT_S)
         try:
-            async for message in self._stub.Generate(request, timeout=TIMEOUT_S):
+            while (message := await rpc.read(call)) is not None:
                 finish_reason = message.finish_reason or finish_reason
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         except aio.AioRpcError as error:
             kind = "timeout" if error.code() is StatusCode.DEADLINE_EXCEEDED else f"grpc_{error.code().name}"
             raise LoadError(kind, error.details() or "") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from typing import Any
 
 from ray import serve
@@ -85,18 +86,30 @@ RouterDeployment = serve.deployment(
 
 
 def caller(handle: DeploymentHandle[Any]) -> Call:
-    """The `call` of a `RouterClient` over a Serve handle: cancels what it abandons, and says NoCapacity when the router is gone."""
+    """The `call` of a `RouterClient` over a Serve handle: says NoCapacity when the router is gone.
+
+    A call that is abandoned goes on until the router answers; for what it holds (`admit`, `redirect`) that is at the request's `finish`. It
+    is not cancelled, neither by us nor, in a context of its own, by Serve with the client's request: grpc.aio never frees a call that is
+    cancelled while it waits (grpc/grpc#43360), some 5 KB each.
+    """
     direct = handle.options(_by_reference=False)
 
-    async def call(method: str, payload: bytes) -> bytes:
-        response = direct.call.remote(method, payload)
+    async def ask(method: str, payload: bytes) -> bytes:
         try:
-            reply: bytes = await response
-        except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
-            raise
+            reply: bytes = await direct.call.remote(method, payload)
         except (RayError, RayServeException) as error:
             raise NoCapacity(f"the router cannot be reached: {type(error).__name__}", retry_after_s=1.0) from error
         return reply
 
+    async def call(method: str, payload: bytes) -> bytes:
+        answer = asyncio.create_task(ask(method, payload), context=Context())
+        answer.add_done_callback(_see)
+        return await asyncio.shield(answer)
+
     return call
+
+
+def _see(answer: asyncio.Task[bytes]) -> None:
+    """Its error is of no interest if nobody waits any more."""
+    if not answer.cancelled():
+        answer.exception()

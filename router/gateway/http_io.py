@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -35,7 +35,9 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             body += part
             if len(body) > limit_bytes:
                 raise too_large
-    except ClientDisconnect as error:
+    except BodyTooLarge:
+        raise
+    except Exception as error:  # ClientDisconnect, or what Serve's own receive raises for a client that left just then: an error of Ray's
         raise ClientGone("the client left while sending") from error
     return bytes(body)
 
