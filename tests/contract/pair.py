@@ -12,10 +12,10 @@ import torch
 from cluster.kv_layout import KVLayout
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.peers import Peers
+from tests.eventually import eventually
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, Owner
 from tests.kv_transfer.owner_elsewhere import OwnerElsewhere
 from tests.kv_transfer.planes import NAMES, NEEDS_NIXL, PlaneMaker
-from tests.kv_transfer.process_state import eventually
 from tests.other_process import OtherProcess
 
 # Every plane in one process, and those that cross from one to another in two.

@@ -13,10 +13,11 @@ import torch
 from cluster.errors import PlaneUnavailable, TicketMismatch, TicketStale, TransferError, Unauthorized, WrongIncarnation
 from cluster.kv_transfer.peers import Peers
 from tests.contract.pair import PAIRS, Pair
+from tests.eventually import eventually
 from tests.kv_transfer.owner import CHECKPOINT, LARGE, SECRET, SMALL, Owner
 from tests.kv_transfer.owner_elsewhere import OwnerElsewhere
 from tests.kv_transfer.planes import NAMES, ONE_SIDED
-from tests.kv_transfer.process_state import Held, eventually, nothing_beyond
+from tests.kv_transfer.process_state import Held, nothing_beyond
 
 
 @pytest.fixture(params=PAIRS)

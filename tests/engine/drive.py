@@ -146,3 +146,26 @@ class Drive:
         assert load.num_blocks_free + load.num_blocks_cached == load.num_blocks
         assert not load.live_keys and not self.engine.has_work
         assert load.num_seqs_running == load.num_seqs_waiting == load.num_seqs_waiting_for_kv == load.num_tokens_waiting == 0
+
+
+def run(engine: Engine) -> list[tuple[str, EngineEvent]]:
+    """Until there is no work; all events."""
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check_integrity()
+    return events
+
+
+def reserve_and_start(engine: Engine, request: Request, domain: str = "fake") -> None:
+    """A decode whose KV came at once."""
+    reservation = engine.reserve(request, domain, request.num_prompt_tokens)
+    assert reservation is not None
+    write_kv(engine, reservation, request.prompt_token_ids)
+    engine.start(request.key, TokenOutput(next_token(request.prompt_token_ids)))
+
+
+def num_held(engine: Engine) -> int:
+    """Blocks that somebody has."""
+    load = engine.load()
+    return load.num_blocks_owned + load.num_blocks_leased + load.num_blocks_swapped

@@ -1,4 +1,4 @@
-"""What an engine accepts, in which order it works, and who holds the blocks, over the fake model."""
+"""What an engine accepts, how sequences end, and who holds the blocks, over the fake model."""
 
 from __future__ import annotations
 
@@ -6,34 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.engine.engine import Engine
-from cluster.engine.events import Allocated, Computed, EngineEvent, Failed, Token
+from cluster.engine.events import Allocated, Computed, Failed, Token
 from cluster.errors import ClientGone, ContextTooLong, InternalError, InvalidRequest
 from cluster.types import FinishReason, Request, TokenOutput
-from tests.engine.drive import write_kv
+from tests.engine.drive import num_held, run
 from tests.engine.fakes import EOS, VOCAB_SIZE, Pool, generate_alone, make_engine, make_request, next_token
 
 PROMPT = list(range(10, 21))  # three blocks of four
-
-
-def run(engine: Engine) -> list[tuple[str, EngineEvent]]:
-    events = []
-    while engine.has_work:
-        events += engine.step()
-        engine.check_integrity()
-    return events
-
-
-def reserve_and_start(engine: Engine, request: Request, domain: str = "fake") -> None:
-    reservation = engine.reserve(request, domain, request.num_prompt_tokens)
-    assert reservation is not None
-    write_kv(engine, reservation, request.prompt_token_ids)
-    engine.start(request.key, TokenOutput(next_token(request.prompt_token_ids)))
-
-
-def num_held(engine: Engine) -> int:
-    load = engine.load()
-    return load.num_blocks_owned + load.num_blocks_leased + load.num_blocks_swapped
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------
@@ -133,147 +112,6 @@ def test_events_of_a_chunked_prefill() -> None:
     assert computed == [Computed(8), Computed(16), Computed(20)]
     assert isinstance(first, Token) and isinstance(second, Token)
     assert allocated.at_s <= first.step_started_s <= second.step_started_s
-
-
-# ---- order -------------------------------------------------------------------------------------------------------------
-
-
-def test_decode_rows_first_then_chunks_in_order() -> None:
-    engine, runner = make_engine(Pool(max_num_batched_tokens=10), prefix_caching=False)
-    engine.add(make_request("old", [1, 2], 9, priority=5, ignore_eos=True), stop_after_first_token=False)
-    engine.step()
-    for name, priority in (("late", 3), ("urgent", 1), ("middle", 2)):
-        engine.add(make_request(name, PROMPT, 9, priority=priority, ignore_eos=True), stop_after_first_token=False)
-    for _ in range(4):
-        engine.step()
-    assert runner.steps[1:] == [
-        [("old/0", 1), ("urgent/0", 9)],
-        [("old/0", 1), ("urgent/0", 2), ("middle/0", 7)],
-        [("urgent/0", 1), ("old/0", 1), ("middle/0", 4), ("late/0", 4)],
-        [("urgent/0", 1), ("middle/0", 1), ("old/0", 1), ("late/0", 7)],
-    ]
-
-
-def test_nobody_overtakes_the_first_that_waits_for_blocks() -> None:
-    engine, runner = make_engine(Pool(num_blocks=8, num_reserved_blocks=0))
-    engine.add(make_request("holds", PROMPT, 9, ignore_eos=True), stop_after_first_token=False)
-    engine.step()
-    engine.add(make_request("big", [3] * 22, 2, priority=1, ignore_eos=True), stop_after_first_token=False)
-    engine.add(make_request("small", [4], 2, priority=2, ignore_eos=True), stop_after_first_token=False)
-    assert engine.reserve(make_request("reserved", [5], 2, priority=3), "fake", 1) is None
-    run(engine)
-    entered = list(dict.fromkeys(key for step in runner.steps for key, _ in step))
-    assert entered == ["holds/0", "big/0", "small/0"]
-
-
-def test_admission_leaves_the_reserve_to_those_who_grow() -> None:
-    engine, _ = make_engine(Pool(num_blocks=8, num_reserved_blocks=3))
-    engine.add(make_request("a", PROMPT, 8, ignore_eos=True), stop_after_first_token=False)
-    engine.step()
-    engine.add(make_request("b", PROMPT[::-1], 8, priority=1, ignore_eos=True), stop_after_first_token=False)
-    engine.step()
-    assert engine.load().num_seqs_waiting == 1  # 4 of 8 blocks are held, 3 needed: that would leave 1
-    run(engine)
-    assert engine.load().num_preemptions == 0
-
-
-def test_prefills_need_no_reserve_among_themselves() -> None:
-    engine, _ = make_engine(Pool(num_blocks=6, num_reserved_blocks=3, max_num_batched_tokens=64))
-    for name in "ab":
-        engine.add(make_request(name, PROMPT, 8, ignore_eos=True), stop_after_first_token=True)
-    run(engine)
-    assert engine.load().num_blocks_leased == 6
-
-
-def test_reserved_sequences_take_seats() -> None:
-    engine, _ = make_engine(Pool(max_num_seqs=2))
-    assert engine.reserve(make_request("a", PROMPT), "fake", len(PROMPT)) is not None
-    reserve_and_start(engine, make_request("b", PROMPT, ignore_eos=True))
-    assert engine.reserve(make_request("c", PROMPT), "fake", len(PROMPT)) is None
-    engine.abort("a/0")
-    assert engine.reserve(make_request("c", PROMPT), "fake", len(PROMPT)) is not None
-
-
-def test_the_last_in_order_makes_room_and_comes_back() -> None:
-    engine, runner = make_engine(Pool(num_blocks=10, num_reserved_blocks=0))
-    requests = [make_request(name, [index] * 8, 20, priority=index, ignore_eos=True) for index, name in enumerate("abc")]
-    for request in requests:
-        engine.add(request, stop_after_first_token=False)
-    events = run(engine)
-    for request in requests:
-        assert [e.output.token_id for key, e in events if key == request.key and isinstance(e, Token)] == generate_alone(request, 120)[0]
-    finished = [key for key, event in events if isinstance(event, Token) and event.finish_reason is not None]
-    assert finished == ["a/0", "b/0", "c/0"]
-    assert engine.load().num_preemptions > 0
-    sizes = {len(step) for step in runner.steps}
-    assert {1, 2, 3} <= sizes
-
-
-def test_making_room_for_the_first_leaves_it_the_blocks_it_shares() -> None:
-    engine, _ = make_engine(Pool(num_blocks=8, num_reserved_blocks=0, max_num_batched_tokens=32))
-    first = make_request("first", [*range(4), *range(10, 18)], 20, priority=1, ignore_eos=True)
-    sharer = make_request("sharer", [*range(4), *range(20, 28)], 20, priority=2, ignore_eos=True)
-    for request in (first, sharer):
-        engine.add(request, stop_after_first_token=False)
-        events = engine.step()
-    engine.add(make_request("earlier", [9] * 4, 29, priority=0, ignore_eos=True), stop_after_first_token=False)
-    while engine.load().num_blocks_swapped < 6:
-        events += engine.step()
-    engine.abort("earlier/0")
-    assert engine.reserve(make_request("reserved", [8] * 19, 4, priority=-1), "other", 19) is not None, "leaves one of the blocks needed"
-    events += engine.step()
-    assert not engine.has_work
-    engine.check_integrity()
-    engine.abort("reserved/0")
-    events += run(engine)
-    assert [e.output.token_id for key, e in events if key == sharer.key and isinstance(e, Token)] == generate_alone(sharer, 120)[0]
-
-
-# ---- prefix cache and domains ------------------------------------------------------------------------------------------
-
-
-def cached_tokens(engine: Engine, request: Request) -> int:
-    engine.add(request, stop_after_first_token=False)
-    return next(event.num_cached_tokens for key, event in run(engine) if isinstance(event, Allocated))
-
-
-def test_a_prefix_hit_never_covers_the_last_prompt_token() -> None:
-    engine, _ = make_engine()
-    prompt = list(range(12))
-    assert [cached_tokens(engine, make_request(name, prompt, 1)) for name in "ab"] == [0, 8]
-    assert cached_tokens(engine, make_request("c", [*prompt, 1], 1)) == 12
-    assert engine.forget_cached_blocks() > 0
-    assert cached_tokens(engine, make_request("d", prompt, 1)) == 0
-
-
-def test_tenants_share_no_prefix() -> None:
-    engine, _ = make_engine()
-    request = make_request("a", PROMPT, 1)
-    assert cached_tokens(engine, request) == 0
-    assert cached_tokens(engine, replace(request, request_id="b", cache_salt="tenant")) == 0
-    assert cached_tokens(engine, replace(request, request_id="c", cache_salt="tenant")) == 8
-
-
-def test_reserve_finds_the_whole_prompt_in_the_domain_of_the_ticket() -> None:
-    engine, _ = make_engine()
-    prompt = list(range(12))
-    for domain, expected in (("other", 0), ("other", 3), ("fake", 0), ("fake", 3)):
-        reservation = engine.reserve(make_request("r", prompt, 5), domain, len(prompt))
-        assert reservation is not None and reservation.num_cached_blocks == expected
-        write_kv(engine, reservation, tuple(prompt))
-        engine.start("r/0", TokenOutput(next_token(prompt)))
-        engine.abort("r/0")
-
-
-@pytest.mark.parametrize(("domain", "num_hits"), [("fake", 7), ("other", 2)])
-def test_generated_tokens_are_shared_only_within_the_own_domain(domain: str, num_hits: int) -> None:
-    engine, _ = make_engine()
-    request = make_request("r", PROMPT, 20, ignore_eos=True)
-    reserve_and_start(engine, request, domain)
-    run(engine)
-    longer = [*PROMPT, *generate_alone(request, 120)[0]]
-    reservation = engine.reserve(make_request("next", longer), domain, len(longer))
-    assert reservation is not None and reservation.num_cached_blocks == num_hits
 
 
 # ---- reservations, leases, aborts --------------------------------------------------------------------------------------

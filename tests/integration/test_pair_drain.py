@@ -12,9 +12,9 @@ from cluster.errors import Draining, TicketStale
 from cluster.faults.rules import FaultInjectionConfig
 from cluster.worker.replica import WorkerReplica
 from cluster.worker.worker import Worker
+from tests.eventually import eventually
 from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.integration.test_pair_faults import PROMPT, expected_tokens, outcome
-from tests.kv_transfer.process_state import eventually
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .*__del__:RuntimeWarning")

@@ -20,9 +20,9 @@ from cluster.errors import Draining, TicketStale, TransferError
 from cluster.types import KVPeer, WorkerRole, WorkerState
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
+from tests.eventually import eventually
 from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.kv_transfer.planes import PLANES
-from tests.kv_transfer.process_state import eventually
 from tests.tiny_models import tiny_model
 
 

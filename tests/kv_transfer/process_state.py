@@ -74,10 +74,3 @@ def socket_exists(name: str) -> bool:
 def shm_files() -> list[str]:
     """Files of ours and of UCX in /dev/shm."""
     return [path.name for path in Path("/dev/shm").iterdir() if "baton" in path.name or "ucx" in path.name]
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0, interval_s: float = 0.002) -> None:
-    """Waits for something that the kernel or a thread of gRPC does in its own time."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # nobody sets an event for us
-            await asyncio.sleep(interval_s)

@@ -20,9 +20,10 @@ from cluster.kv_transfer.nccl import NcclPlane
 from cluster.kv_transfer.nccl_device import OWNER_RANK, READER_RANK
 from cluster.pb import worker_pb2 as pb
 from cluster.pb.worker_pb2_grpc import KVStub
+from tests.eventually import eventually
 from tests.kv_transfer.nccl_pair import description, empty, names_of_threads, started
 from tests.kv_transfer.owner import SECRET, Owner
-from tests.kv_transfer.process_state import Held, eventually, nothing_beyond
+from tests.kv_transfer.process_state import Held, nothing_beyond
 from tests.kv_transfer.remote_owner import RemoteOwner
 from tests.kv_transfer.socket_device import SocketCommunicator, SocketDevice
 

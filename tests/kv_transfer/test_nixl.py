@@ -23,9 +23,10 @@ from cluster.kv_transfer.base import PeerDescription
 from cluster.kv_transfer.nixl import NixlPlane
 from cluster.kv_transfer.nixl_reader import NixlPool
 from cluster.kv_transfer.selection import PlaneContext, publish, select_planes
+from tests.eventually import eventually
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, SMALL, Owner
 from tests.kv_transfer.planes import HOST, NEEDS_NIXL
-from tests.kv_transfer.process_state import Held, eventually, listening_addresses, nothing_beyond, shm_files
+from tests.kv_transfer.process_state import Held, listening_addresses, nothing_beyond, shm_files
 from tests.kv_transfer.remote_owner import RemoteOwner
 
 

@@ -12,9 +12,10 @@ from cluster import wire
 from cluster.errors import TransferError
 from cluster.kv_transfer.shared_memory import PoolDescriptor
 from cluster.process_state import ProcessState
+from tests.eventually import eventually
 from tests.kv_transfer.owner import random_pool
 from tests.kv_transfer.planes import NEEDS_NIXL
-from tests.kv_transfer.process_state import POOL_MAPPING, Held, eventually, num_pool_mappings, open_files, shm_files, socket_exists
+from tests.kv_transfer.process_state import POOL_MAPPING, Held, num_pool_mappings, open_files, shm_files, socket_exists
 from tests.kv_transfer.remote_owner import RemoteOwner
 
 

@@ -15,7 +15,7 @@ from cluster.errors import TicketStale, TransferError
 from cluster.kv_transfer.daemon_thread import DaemonThread
 from cluster.kv_transfer.patience import Patience
 from cluster.kv_transfer.slices import in_slices
-from tests.kv_transfer.process_state import eventually
+from tests.eventually import eventually
 
 
 class TestDaemonThread:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -55,13 +55,6 @@ class Act(Enum):
 
 
 _NOWHERE: Final = WorkerAddress("", "", "")
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Waits for what other tasks and processes bring about."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # the condition spans parts that share no event
-            await asyncio.sleep(0.002)
 
 
 @dataclass

@@ -24,7 +24,8 @@ from router.gateway.metrics import GatewayMetrics
 from router.gateway.model_card import ModelCard
 from router.gateway.tokenizer import Tokenizer
 from router.gateway.worker_clients import WorkerClients
-from tests.router.gateway.fake_workers import MAX_MODEL_LEN, SECRET, FakeLease, FakeWorker, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import MAX_MODEL_LEN, SECRET, FakeLease, FakeWorker
 
 VOCAB_SIZE: Final = 352
 

@@ -13,7 +13,8 @@ from cluster.config import GatewayConfig, RouterConfig
 from cluster.errors import RequestError
 from cluster.types import WorkerRole
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import ANSWER, Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import ANSWER, Act
 from tests.router.gateway.fakes import fake_cluster
 from tests.router.gateway.serving import CHAT, COMPLETION, PATHS, chat_text, error_of, events_of, http_client, text_of
 

@@ -15,7 +15,8 @@ from cluster.types import WorkerRole
 from router.gateway.auditor import Auditor
 from router.gateway.gather import Source
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import Act
 from tests.router.gateway.fakes import fake_cluster
 from tests.router.gateway.serving import CHAT, http_client
 

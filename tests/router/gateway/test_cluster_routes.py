@@ -7,7 +7,7 @@ import pytest
 from cluster.types import WorkerRole
 from router.gateway import gateway
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import eventually
+from tests.eventually import eventually
 from tests.router.gateway.fakes import fake_cluster
 from tests.router.gateway.serving import CHAT, error_of, http_client
 

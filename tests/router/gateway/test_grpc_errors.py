@@ -20,7 +20,8 @@ from deploy.examples.grpc_client_asyncio import retrying_channel
 from router.gateway.gateway import Gateway
 from router.gateway.grpc_service import REQUEST_ID_KEY
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import ANSWER, Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import ANSWER, Act
 from tests.router.gateway.fakes import fake_cluster
 from tests.router.gateway.grpc_serving import failure, generate, grpc_stub, grpc_target, read_to_end, request, text_in, trailing
 from tests.router.gateway.serving import text_of

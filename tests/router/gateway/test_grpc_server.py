@@ -22,7 +22,8 @@ from router.gateway.app import create_app
 from router.gateway.grpc_server import INFERENCE, GrpcServer, GrpcSettings
 from router.gateway.tokenizer import Tokenizer
 from tests.conftest import free_port
-from tests.router.gateway.fake_workers import ANSWER, Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import ANSWER, Act
 from tests.router.gateway.fakes import FakeCluster, fake_cluster
 from tests.router.gateway.grpc_serving import failure, generate, grpc_target, read_to_end, request, text_in
 from tests.router.gateway.serving import text_of

@@ -13,7 +13,8 @@ from cluster.config import RouterConfig
 from cluster.errors import BatonError, InternalError, NoCapacity, TransferError
 from cluster.types import FinishReason, WorkerRole
 from router.gateway.tokenizer import Tokenizer
-from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act
 from tests.router.gateway.fakes import COLOCATED, fake_cluster
 from tests.router.gateway.test_run import TWO_DECODES, TWO_PREFILLS, new_run, read
 

@@ -16,7 +16,8 @@ from router.gateway.job import Job
 from router.gateway.run import RequestRun
 from router.gateway.tokenizer import Tokenizer
 from router.gateway.worker_clients import WorkerClients
-from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act, eventually
+from tests.eventually import eventually
+from tests.router.gateway.fake_workers import ANSWER, NUM_CACHED_TOKENS, Act
 from tests.router.gateway.fakes import COLOCATED, FakeCluster, fake_cluster
 
 pytestmark = pytest.mark.usefixtures("overlaps")
