@@ -67,6 +67,7 @@ class History:
     role: str
     pid: int
     is_replica: bool
+    is_cluster: bool = True  # not a process that only looks on
     columns: Columns = field(default_factory=lambda: Columns(*COLUMNS))
     ended: bool = False
 
@@ -110,7 +111,7 @@ class Sampler:
         role = role_of(process.pid)
         history = self._histories.get(process)
         if history is None:
-            history = self._histories[process] = History(role, process.pid, is_replica(process.pid))
+            history = self._histories[process] = History(role, process.pid, is_replica(process.pid), process not in self._others)
         elif history.role != role:  # an idle worker of Ray became an actor, a fork became its program
             history.role, history.is_replica = role, is_replica(process.pid)
         history.add(time_s, sample)

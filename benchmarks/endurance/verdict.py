@@ -56,19 +56,24 @@ class ProcessGrowth:
 
     name: str
     is_replica: bool
+    is_cluster: bool
     ended: bool
     num_samples: int
     columns: dict[str, Growth]
 
     @property
     def problems(self) -> list[str]:
-        """Why the process is not flat."""
+        """Why the process is not flat. What only looks on has none."""
+        if not self.is_cluster:
+            return []
         found = [f"{what} grows" for column, what in _JUDGED.items() if self.columns and self.columns[column].grows]
         return found + (["ended"] if self.ended and self.is_replica else [])
 
     @property
     def verdict(self) -> str:
         """`flat`, the problems, or why there is none."""
+        if not self.is_cluster:
+            return "not judged"
         if self.problems:
             return ", ".join(self.problems)
         if self.ended:
@@ -87,7 +92,7 @@ def growth_of(history: History, warm_up_s: float) -> ProcessGrowth:
     after = history.columns.after(warm_up_s)
     times_s = after.pop("time_s")
     columns = {name: Growth.of(times_s, values) for name, values in after.items() if values}
-    return ProcessGrowth(history.name, history.is_replica, history.ended, len(times_s), columns)
+    return ProcessGrowth(history.name, history.is_replica, history.is_cluster, history.ended, len(times_s), columns)
 
 
 def is_overloaded(num_running: Columns, warm_up_s: float) -> bool:

@@ -89,6 +89,17 @@ def test_the_sampler_follows_a_tree_and_says_who_ended() -> None:
     assert list(found[os.getpid()].columns["time_s"]) == [0.0, 1.0, 2.0]
 
 
+def test_a_process_beside_the_tree_only_looks_on() -> None:
+    own = process_id(os.getpid())
+    assert own is not None
+    with holder("pass") as (process, _):
+        root = process_id(process.pid)
+        assert root is not None
+        sampler = Sampler(root, (own,))
+        sampler.sample(0.0)
+        assert {history.pid: history.is_cluster for history in sampler.histories} == {process.pid: True, os.getpid(): False}
+
+
 def test_a_process_that_has_ended_cannot_be_read() -> None:
     with holder("pass") as (process, _):
         process.kill()

@@ -59,6 +59,14 @@ def test_a_replica_that_ended_is_a_problem_and_a_helper_is_not() -> None:
     assert [growth.problems for growth in growths_of([replica, helper], 300)] == [["ended"], []]
 
 
+def test_what_only_looks_on_is_told_and_not_judged() -> None:
+    onlooker = history(lambda hours: {"anonymous_bytes": int((200 + 30 * hours) * MIB)}, is_replica=False)
+    onlooker.is_cluster = False
+    growth = growth_of(onlooker, 300)
+    assert growth.problems == [] and growth.verdict == "not judged"
+    assert growth.as_json()["anonymous_mib"]["slope_per_hour"] == pytest.approx(30, rel=1e-3)
+
+
 def test_too_short_to_judge() -> None:
     growth = growth_of(history(lambda hours: {"anonymous_bytes": int((200 + 900 * hours) * MIB)}, num_samples=30), 300)
     assert growth.verdict == "too few samples"
