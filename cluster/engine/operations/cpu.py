@@ -40,8 +40,8 @@ class CpuOperations(Operations):
 
     @property
     def shares_generated(self) -> bool:
-        """Without AVX-512 torch's attention sums a single query in another order than a prompt's, for some shapes."""
-        return bool(torch.cpu._is_avx512_supported())
+        """Without AMX torch's attention sums a single query in another order than a prompt's, for some shapes (AVX2, AVX-512)."""
+        return bool(torch.cpu._is_amx_tile_supported())
 
     def dense_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.bfloat16:
