@@ -97,7 +97,7 @@ def caller(handle: DeploymentHandle[Any]) -> Call:
     async def ask(method: str, payload: bytes) -> bytes:
         try:
             reply: bytes = await direct.call.remote(method, payload)
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, asyncio.CancelledError) as error:  # nobody cancels us: it was the call below
             raise NoCapacity(f"the router cannot be reached: {type(error).__name__}", retry_after_s=1.0) from error
         return reply
 

@@ -58,3 +58,11 @@ async def test_a_router_that_is_gone_has_no_capacity() -> None:
     handle.answer.set_exception(RayActorError())
     with pytest.raises(NoCapacity, match="RayActorError"):
         await caller(handle)("admit", b"")  # type: ignore[arg-type]
+
+
+async def test_a_call_that_serve_itself_cancels_is_no_cancel_of_ours() -> None:
+    """The gateway's heart would stop."""
+    handle = Handle()
+    handle.answer.cancel()
+    with pytest.raises(NoCapacity, match="CancelledError"):
+        await caller(handle)("heartbeat", b"")  # type: ignore[arg-type]
