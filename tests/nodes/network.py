@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final, Self
 
 _TOOLS: Final = ("ip", "unshare", "nsenter", "mount")
+_BRIDGE_MAC: Final = "02:00:00:00:00:01"  # locally administered; no two bridges are in one network
 
 
 def why_impossible() -> str | None:
@@ -29,7 +30,9 @@ class Network:
     def __init__(self) -> None:
         self._bridge = f"bt{os.getpid()}"
         self._prefix = f"198.18.{os.getpid() % 254}"
-        ip("link", "add", self._bridge, "type", "bridge")
+        # With an address of its own: else it has the least of its cables', and another one without that cable, which the nodes' ARP
+        # caches would hear of too late: a stream from a node to us stalled until its keepalive ended it.
+        ip("link", "add", self._bridge, "address", _BRIDGE_MAC, "type", "bridge")
         try:
             ip("addr", "add", f"{self.address(1)}/24", "dev", self._bridge)
             ip("link", "set", self._bridge, "up")
