@@ -9,8 +9,7 @@ that NIXL calls failed, a whole block after the error: NIXL asks the flush that 
 such a READ cannot end either: UCX aborts our process ("ucs_arbiter_group_is_empty(group)' failed"), or, if the peer stands still, the
 peer's when it goes on ("Fatal: unexpected error: Endpoint timeout"). Such an agent is left as it is (`abandon`).
 
-Hence an agent for each peer: what happens to one costs no other peer's reads. One more takes 20 ms, 0.8 MiB and 8 open files; an abandoned
-one keeps these.
+Hence an agent for each peer: what happens to one costs no other peer's reads. An abandoned one keeps its memory and its open files.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def caller(handle: DeploymentHandle[Any]) -> Call:
 
     A call that is abandoned goes on until the router answers; for what it holds (`admit`, `redirect`) that is at the request's `finish`. It
     is not cancelled, neither by us nor, in a context of its own, by Serve with the client's request: grpc.aio never frees a call that is
-    cancelled while it waits (grpc/grpc#43360), some 5 KB each.
+    cancelled while it waits (grpc/grpc#43360).
     """
     direct = handle.options(_by_reference=False)
 

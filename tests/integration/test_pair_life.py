@@ -23,6 +23,7 @@ from prefill_worker.worker import PrefillWorker
 from tests.eventually import eventually
 from tests.harness import Workers, check_books, error_of, make_request, random_prompt, tiny_pool
 from tests.kv_transfer.planes import PLANES
+from tests.kv_transfer.process_state import Held, nothing_beyond
 from tests.tiny_models import tiny_model
 
 
@@ -201,12 +202,12 @@ async def test_workers_that_have_closed_leave_nothing_behind(plane: str) -> None
         del workers, prefill, decode
         gc.collect()  # a pool lives as long as its tensors
 
-    held = []
-    for _ in range(3):
+    held = Held()
+    for _ in range(3):  # gRPC keeps some descriptors for its next use, and not as many each time
         await live_once()
-        held.append(num_fds())
+        held |= Held.now()
     await live_once()
-    await eventually(lambda: num_fds() <= max(held))  # gRPC keeps some descriptors for its next use, and not as many each time
+    await nothing_beyond(held, timeout_s=5)
     assert not maps_pool()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("engine", "kv-copy", "kv-nccl", "kv-nixl"))]
 
