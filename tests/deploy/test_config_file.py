@@ -35,7 +35,8 @@ def test_the_shipped_file_is_right() -> None:
     file = load_serve_file(LOCAL)
     assert file.url == "http://127.0.0.1:8000"
     assert file.application == "baton"
-    assert file.config.prefill.scheme == file.config.decode.scheme, "one numerics domain, so that the demo keeps promise P1"
+    schemes = (file.config.prefill.scheme, file.config.decode.scheme)
+    assert schemes == ("int8", "int4"), "the pair that the README's figures and `benchmarks/results` are of"
 
 
 def test_comments_of_the_shipped_file_show_real_defaults() -> None:
