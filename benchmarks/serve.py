@@ -56,7 +56,8 @@ def bench(options: argparse.Namespace) -> int:
     try:
         found = asyncio.run(Session(transport, plan).run(options.model))
     except LoadError as error:
-        print(f"{options.url} does not answer ({error.kind}): {error}", file=sys.stderr)
+        fault = "refuses" if error.kind.startswith(("http_", "grpc_")) else "does not answer"
+        print(f"{options.url} {fault} ({error.kind}): {error}", file=sys.stderr)
         return 1
     try:
         _report(options, plan, found)

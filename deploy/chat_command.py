@@ -47,7 +47,7 @@ def chat(options: argparse.Namespace) -> int:
     url, prompt = _url_and_prompt(options.url, options.prompt)
     server = OpenAIServer(url)
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read().rstrip("\r\n")  # the end of its last line is no part of it, as in a shell's $(…)
     if prompt is not None and not prompt.strip():
         raise ConfigError("PROMPT: is empty", param="prompt")
     for stream in (sys.stdout, sys.stderr):

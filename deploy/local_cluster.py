@@ -53,12 +53,20 @@ def _failing(name: str) -> Iterator[None]:
 def check_ports_free(file: ServeFile) -> None:
     """
     Raises:
-        ConfigError: names the key of a port on which something else listens.
+        ConfigError: names the key of a port on which something else listens, or that two keys give.
     """
     _check_port_free(file.host, file.port, "http_options.port", "--port")
     gateway = file.config.gateway
     if gateway.grpc_port is not None:
+        if gateway.grpc_port == file.port and _overlap(file.host, gateway.grpc_host):
+            raise ConfigError(
+                f"gateway.grpc_port: {file.port} is http_options.port too; choose another for one of them", param="gateway.grpc_port"
+            )
         _check_port_free(gateway.grpc_host, gateway.grpc_port, "gateway.grpc_port", "--set gateway.grpc_port=")
+
+
+def _overlap(host: str, other: str) -> bool:
+    return host == other or bool({host, other} & {"0.0.0.0", "::"})
 
 
 def _check_port_free(host: str, port: int, key: str, option: str) -> None:

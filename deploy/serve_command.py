@@ -17,7 +17,7 @@ from deploy.config_file import ServeFile, load_serve_file
 from deploy.first_prompt import PROMPT, FirstAnswer, ask, await_ready, curl_line
 from deploy.kernel_build import build_kernels
 from deploy.local_cluster import LocalCluster, StartFailed, check_ports_free
-from deploy.preflight import check_memory, check_model
+from deploy.preflight import check_memory, check_model, pools
 from deploy.progress import Progress
 from deploy.pull import resolve_model
 
@@ -58,7 +58,7 @@ def _run(cluster: LocalCluster) -> int:
         pass
     finally:
         _on_signal(lambda _number, _frame: _force(cluster))
-        cluster.progress.step("stopping (again: at once)")
+        cluster.progress.step(f"stopping: running requests have {_drain_s(cluster.file):g} s (again: at once)")
         cluster.stop()
         cluster.progress.step("stopped")
     return 0
@@ -86,6 +86,10 @@ def _show(progress: Progress, file: ServeFile, answer: FirstAnswer) -> None:
     gateway = file.config.gateway
     grpc = "" if gateway.grpc_port is None else f", gRPC at {gateway.grpc_host}:{gateway.grpc_port}"
     progress.line(f"\nServing {answer.model} at {file.url}/v1{grpc} (Ctrl-C stops). Try:\n\n{curl_line(file.url, answer)}\n")
+
+
+def _drain_s(file: ServeFile) -> float:
+    return max(pool.drain_timeout_s for _, pool in pools(file.config))
 
 
 def _on_signal(handler: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
 
 TIMEOUT_S = 120.0
+PATIENCE_S = 1.0
 
 # Outlives a gateway that dies: gRPC waits for the next one, and sends a call again while nothing of its answer has come.
 RETRIES: Final = {
@@ -38,13 +40,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Complete a text over gRPC.")
     parser.add_argument("prompt")
     parser.add_argument("--target", default="127.0.0.1:9000", help="host:port of the gateway (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=positive, default=32)
     options = parser.parse_args(arguments)
     with grpc.insecure_channel(options.target, options=OPTIONS) as channel:
         try:
+            _await_ready(channel, options.target)
             _complete(InferenceStub(channel), options.prompt, options.max_tokens)
         except grpc.RpcError as error:
             raise SystemExit(f"{error.code().name}: {error.details()}") from error
+
+
+def positive(text: str) -> int:
+    """A count as the API takes it; argparse names the option of another one."""
+    number = int(text)
+    if not 0 < number < 2**31:
+        raise ValueError(text)
+    return number
+
+
+def _await_ready(channel: grpc.Channel, target: str) -> None:
+    """A gateway that is being started is worth waiting for; a wrong address should be seen."""
+    try:
+        grpc.channel_ready_future(channel).result(timeout=PATIENCE_S)
+    except grpc.FutureTimeoutError:
+        print(f"waiting for a gateway at {target}", file=sys.stderr)
 
 
 def _complete(stub: InferenceStub, prompt: str, max_tokens: int) -> None:

@@ -13,7 +13,7 @@ from grpc import aio
 
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
-from deploy.examples.grpc_client import OPTIONS, TIMEOUT_S
+from deploy.examples.grpc_client import OPTIONS, TIMEOUT_S, positive
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Complete a text over gRPC, with asyncio.")
     parser.add_argument("prompt")
     parser.add_argument("--target", default="127.0.0.1:9000", help="host:port of the gateway (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=positive, default=32)
     options = parser.parse_args(arguments)
     try:
         asyncio.run(_complete(options.target, options.prompt, options.max_tokens))

@@ -60,7 +60,7 @@ class GatewayFailover:
             if not body.is_kept or attempt == _MAX_ATTEMPTS:
                 break
             await asyncio.sleep(_PAUSE_S)
-        failure = error_response(NoCapacity("the gateway that served the request died", retry_after_s=1.0))
+        failure = error_response(NoCapacity("the gateway that served the request has ended", retry_after_s=1.0))
         await failure(scope, body.replay(), send)
 
 
@@ -121,7 +121,7 @@ class _Response:
     async def cut_off(self) -> None:
         """Says that no more will come, where the form of the answer has room for that."""
         if self._is_event_stream:
-            event = error_event(NoCapacity("the gateway that served the stream died"))
+            event = error_event(NoCapacity("the gateway that served the stream ended before it"))
             await self._send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": False})
 
 

@@ -1,16 +1,20 @@
 """Fields that clients of the OpenAI API send and Baton does not have.
 
 Where silence would change the answer the field is refused by name, unless its value asks for nothing. Fields that only label or bill a
-request (`user`, `metadata`, `store`, `service_tier`, `prompt_cache_key`, …) and fields nobody has heard of are ignored.
+request (`user`, `metadata`, `store`, `service_tier`, `prompt_cache_key`, …) and fields nobody has heard of are ignored, but for those that
+are written nearly as one of ours: `max_token` would otherwise let an answer fill the context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from cluster.errors import InvalidRequest
 
+_CLOSE: Final = 0.85  # of difflib's ratio: max_token, temprature; not top_a for top_p, nor spaces_between_special_tokens
 _NOTHING: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 # Field → values that ask for nothing.
 REFUSED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -34,15 +38,29 @@ REFUSED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def check_refused_fields(extra: Mapping[str, Any]) -> None:
+def check_refused_fields(extra: Mapping[str, Any], known: Collection[str]) -> None:
     """
     Args:
         extra: the fields of a request that its schema does not have.
+        known: those that it has.
 
     Raises:
-        InvalidRequest: names the first field that would have to be ignored.
+        InvalidRequest: names the first field that would have to be ignored, or that is a slip of the pen.
     """
     for name, value in extra.items():
         harmless = REFUSED_FIELDS.get(name)
-        if harmless is not None and not any(type(value) is type(one) and value == one for one in harmless):
-            raise InvalidRequest(f"{name}: is not supported here, and ignoring it would change the answer", param=name)
+        if harmless is None:
+            _check_spelling(name, known)
+        elif not any(type(value) is type(one) and value == one for one in harmless):
+            raise InvalidRequest(f"{name}: {_refusal(harmless)}", param=name)
+
+
+def _check_spelling(name: str, known: Collection[str]) -> None:
+    if meant := get_close_matches(name, known, n=1, cutoff=_CLOSE):
+        raise InvalidRequest(f"{name}: there is no such field; did you mean {meant[0]}?", param=name)
+
+
+def _refusal(harmless: Collection[Any]) -> str:
+    allowed = [one for one in harmless if one not in _NOTHING]
+    other = f" other than {json.dumps(allowed[0])}" if allowed else ""
+    return f"is not supported here{other}, and ignoring it would change the answer"

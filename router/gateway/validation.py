@@ -26,7 +26,7 @@ _UNION_BRANCH: Final = re.compile(r"str|int|constrained-\w+|(list|function-\w+)\
 def parse_request(kind: type[R], body: bytes) -> R:
     """
     Raises:
-        InvalidRequest: not UTF-8, not JSON, a wrong type, a value out of its limits, or a field that would have to be ignored.
+        InvalidRequest: not UTF-8, not JSON, a wrong type, a value out of its limits, or a field misspelt or to be ignored.
     """
     try:
         body.decode()
@@ -34,7 +34,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
         raise InvalidRequest(f"the body is not UTF-8: invalid byte at position {error.start}") from error
     with _refusing():
         request = kind.model_validate_json(body)
-    check_refused_fields(request.model_extra or {})
+    check_refused_fields(request.model_extra or {}, kind.model_fields)
     return request
 
 
@@ -202,9 +202,9 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, card: ModelC
             raise InvalidRequest("max_tokens: contradicts max_completion_tokens; send one of them", param="max_tokens")
         asked, param = request.max_completion_tokens, "max_completion_tokens"
     if room < 1:
+        prompt = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
         raise ContextTooLong(
-            f"the prompt has {num_prompt_tokens} tokens, which leaves no room for output in the context of {card.max_model_len} tokens",
-            param="messages" if isinstance(request, ChatCompletionRequest) else "prompt",
+            f"{prompt}: {num_prompt_tokens} tokens leave no room for output in the context of {card.max_model_len} tokens", param=prompt
         )
     if asked is None:
         return min(room, card.default_max_tokens or room)

@@ -42,7 +42,7 @@ def test_stdin_is_one_prompt() -> None:
     with scripted_server(Script(("ok\n",))) as server:
         done = chat(server.url, "--no-timings", "--model", "mine", stdin="one\ntwo\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
-    assert server.bodies[0]["messages"] == [{"role": "user", "content": "one\ntwo\n"}]
+    assert server.bodies[0]["messages"] == [{"role": "user", "content": "one\ntwo"}]
     assert server.bodies[0]["model"] == "mine"
     assert "x-baton-timings" not in server.headers[0]
 

@@ -66,4 +66,13 @@ def test_a_port_in_use_is_refused_by_its_key() -> None:
         with pytest.raises(ConfigError, match=rf"^gateway.grpc_port: {busy} on .* --set gateway.grpc_port=") as grpc:
             check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={busy}"], port=free))
         assert (http.value.param, grpc.value.param) == ("http_options.port", "gateway.grpc_port")
-        check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={free}"], port=free))
+    check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={busy}"], port=free))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_one_port_for_both_protocols_is_refused_before_anything_starts(host: str) -> None:
+    port = free_port()
+    settings = [f"gateway.grpc_port={port}", f"gateway.grpc_host={host}"]
+    with pytest.raises(ConfigError, match=rf"^gateway.grpc_port: {port} is http_options.port too"):
+        check_ports_free(load_serve_file(LOCAL, settings, port=port))
+    check_ports_free(load_serve_file(LOCAL, [f"gateway.grpc_port={port}", "gateway.grpc_host=127.0.0.2"], port=port))

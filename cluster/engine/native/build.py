@@ -160,7 +160,8 @@ def _import(library: Path) -> ModuleType:
 def main() -> int:
     """Builds, or says why not."""
     try:
-        print(build_library(lambda line: print(line, flush=True)))
+        library = build_library(lambda line: print(line, flush=True))
+        print(f"==> native kernels: {library}")
     except (BuildError, OSError) as error:
         print(f"no native kernels: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"tools": [], "tool_choice": "none", "functions": None, "response_format": {"type": "text"}, "n": 1, "echo": False, "audio": None},
     {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s"},
     {"stream_options": {"include_usage": True, "include_obfuscation": False}, "parallel_tool_calls": True, "nobody_knows_this": 1},
+    {"spaces_between_special_tokens": True, "top_a": 0, "request_id": "r", "return_tokens_as_token_ids": False, "vllm_xargs": None},
     {name: None for name in ChatCompletionRequest.model_fields if name not in ("model", "messages")},
 ]
 

@@ -159,3 +159,6 @@ async def test_the_examples_run(tokenizer: Tokenizer, module: str, capsys: pytes
         assert "8 tokens" in said
         with pytest.raises(SystemExit, match=r"INVALID_ARGUMENT.*max_tokens"):
             await asyncio.to_thread(example.main, ["The capital", "--target", target, "--max-tokens", "9999"])
+        with pytest.raises(SystemExit, match="2"):
+            await asyncio.to_thread(example.main, ["The capital", "--target", target, "--max-tokens", "-2"])
+        assert "--max-tokens: invalid positive value: '-2'" in capsys.readouterr().err

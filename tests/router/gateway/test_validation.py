@@ -189,6 +189,21 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(field: str, val
     assert "not supported" in caught.value.message
 
 
+def test_the_only_value_that_is_supported_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="n: is not supported here other than 1"):
+        chat(as_chat(n=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [("max_token", "max_tokens"), ("temprature", "temperature"), ("stop_token_id", "stop_token_ids"), ("stream_option", "stream_options")],
+)
+def test_a_slip_of_the_pen_is_refused_and_says_what_was_meant(field: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"did you mean {meant}") as caught:
+        completion(as_completion(**{field: 1}))
+    assert caught.value.param == field
+
+
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(10, 91), (99, 2), (100, 1), (101, 1), (100, None)])
 def test_beyond_the_context_is_refused_with_the_numbers(num_prompt_tokens: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextTooLong, match="100") as caught:
