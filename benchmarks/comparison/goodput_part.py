@@ -111,9 +111,12 @@ class _Goodput:
             progress_interval_s=_PROGRESS_S,
         )
         try:
-            return asyncio.run(Session(HttpTransport(HttpTarget(url)), plan).run(None))
+            found = asyncio.run(Session(HttpTransport(HttpTarget(url)), plan).run(None))
         except LoadError as error:
             raise PeerError(f"{error.kind}: {error}") from error
+        if found.interrupted:
+            raise KeyboardInterrupt  # which the session took; half a run is no verdict on its rate
+        return found
 
 
 def _latencies(found: Found) -> dict[str, list[float]]:

@@ -41,6 +41,11 @@ web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 
 
 
 def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, script: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, results = _start(tmp_path, monkeypatch, part, script, *arguments)
+    return code, json.loads(results.read_text())
+
+
+def _start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, script: str, *arguments: str) -> tuple[int, Path]:
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)  # the rest of the tests keep their cores
     for module in (goodput_part, interference_part):
         monkeypatch.setattr(module, "_CLUSTERS", ())
@@ -49,7 +54,7 @@ def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, script: str
         (model / name).touch()
     results = tmp_path / "results.jsonl"
     options = ["--model", str(model), "--rounds", "1", "--port", str(free_port()), "--results", str(results), *arguments]
-    return main([part, *options]), json.loads(results.read_text())
+    return main([part, *options]), results
 
 
 def test_goodput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +64,15 @@ def test_goodput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes[0]["rate"] == 200.0
     assert found["cases"]["goodput"]["medians"]["vllm"] == max([probe["rate"] for probe in probes if probe["attained"]], default=0.0)
     assert found["load"] == {"requests": 4, "slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "attain": 0.9, "grid": 0.1}
+
+
+def test_an_interrupt_ends_the_whole_of_goodput_not_one_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = "    body = await request.json()\n"
+    at_the_fourth = "    seen.append(1)\n    if len(seen) == 4:\n        os.kill(os.getppid(), signal.SIGINT)\n"  # two are the warm-up
+    script = "import os, signal\nseen = []\n" + _SERVER.replace(answer, answer + at_the_fourth)
+    code, results = _start(tmp_path, monkeypatch, "goodput", script, "--requests", "40", "--first-rate", "vllm=5")
+    assert code == 130
+    assert not results.exists()
 
 
 def test_interference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
