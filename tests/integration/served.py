@@ -87,11 +87,12 @@ class Served:
             await asyncio.sleep(0.1)
 
     def pids(self, deployment: str) -> list[int]:
-        """The processes of a deployment's replicas."""
+        """The processes of a deployment's replicas, but for those that have none yet."""
         from ray.serve.context import _get_global_client
 
         details = _get_global_client().get_serve_details()  # type: ignore[union-attr]
-        return [replica["pid"] for replica in details["applications"][self.name]["deployments"][deployment]["replicas"]]
+        replicas = details["applications"][self.name]["deployments"][deployment]["replicas"]
+        return [replica["pid"] for replica in replicas if replica.get("pid")]
 
 
 def more_held(before: dict[str, ProcessState], after: dict[str, ProcessState]) -> dict[str, tuple[Any, Any]]:
