@@ -99,7 +99,7 @@ def test_cases_are_every_batch_with_every_context_and_the_prompts() -> None:
     [
         (["--kernels", "torch", "--compare", "torch"], "compare: the kernels are torch already"),
         (["--scheme", "bf16", "--kv-dtype", "float32"], "kv_dtype: float32 does not go with scheme bf16"),
-        (["--kv-dtype", "int8", "--kernels", "torch"], "kv_dtype: int8/rows blocks are not supported"),
+        (["--scheme", "int8", "--kv-dtype", "int8", "--kernels", "torch"], "kv_dtype: int8/rows blocks are not supported"),
         (["--model", "/no/such/folder"], "/no/such/folder"),
     ],
 )

@@ -283,13 +283,16 @@ async def _status(call: Any) -> StatusCode:
     return raised.value.code()
 
 
-async def test_colocated_gives_the_same_text(served: Served, serve_url: str) -> None:
-    """Promise P1: the KV that crossed gives what one engine gives."""
+async def test_colocated_gives_the_same_text(serve_url: str) -> None:
+    """Promise P1: with one scheme on both sides the KV that crossed gives what one engine gives."""
+    int8 = {"decode": {"scheme": "int8"}}
     questions = ["What is the capital of France?", "Count from 1 to 10.", "Write a haiku about rain."]
-    with serving(serve_url, "colocated", mode="colocated") as alone:
+    with serving(serve_url, "pair", **int8) as pair, serving(serve_url, "colocated", mode="colocated", **int8) as alone:
+        await pair.await_ready()
         await alone.await_ready()
         for question in questions:
             for options in ({"temperature": 0}, {"temperature": 0.9, "seed": 7}):
                 asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 48, **options}
-                assert await ask(served, **asked) == await ask(alone, **asked), question
+                assert await ask(pair, **asked) == await ask(alone, **asked), question
+        await pair.await_balance()
         await alone.await_balance()
