@@ -15,6 +15,7 @@ from typing import Any, Final
 from cluster.errors import InvalidRequest
 
 _CLOSE: Final = 0.85  # of difflib's ratio: max_token, temprature; not top_a for top_p, nor spaces_between_special_tokens
+_MAX_SPELLED: Final = 64  # unknown fields whose spelling is looked at: a body of 4 MB has room for as many as would hold the gateway up
 _NOTHING: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 # Field → values that ask for nothing.
 REFUSED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -47,10 +48,11 @@ def check_refused_fields(extra: Mapping[str, Any], known: Collection[str]) -> No
     Raises:
         InvalidRequest: names the first field that would have to be ignored, or that is a slip of the pen.
     """
-    for name, value in extra.items():
+    for position, (name, value) in enumerate(extra.items()):
         harmless = REFUSED_FIELDS.get(name)
         if harmless is None:
-            _check_spelling(name, known)
+            if position < _MAX_SPELLED:
+                _check_spelling(name, known)
         elif not any(type(value) is type(one) and value == one for one in harmless):
             raise InvalidRequest(f"{name}: {_refusal(harmless)}", param=name)
 

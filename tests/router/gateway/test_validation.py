@@ -204,6 +204,13 @@ def test_a_slip_of_the_pen_is_refused_and_says_what_was_meant(field: str, meant:
     assert caught.value.param == field
 
 
+def test_the_spelling_of_few_fields_is_looked_at() -> None:
+    unknown = {f"x{number}": 1 for number in range(64)}
+    assert completion(as_completion(**unknown, max_token=1, max_tokens=7)).max_tokens == 7
+    with pytest.raises(InvalidRequest, match="n: is not supported"):
+        completion(as_completion(**unknown, n=2))
+
+
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(10, 91), (99, 2), (100, 1), (101, 1), (100, None)])
 def test_beyond_the_context_is_refused_with_the_numbers(num_prompt_tokens: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextTooLong, match="100") as caught:
