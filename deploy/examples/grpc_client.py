@@ -63,7 +63,12 @@ def _await_ready(channel: grpc.Channel, target: str) -> None:
     try:
         grpc.channel_ready_future(channel).result(timeout=PATIENCE_S)
     except grpc.FutureTimeoutError:
-        print(f"waiting for a gateway at {target}", file=sys.stderr)
+        say_waiting(target)
+
+
+def say_waiting(target: str) -> None:
+    """What is said after `PATIENCE_S`."""
+    print(f"waiting for a gateway at {target}", file=sys.stderr)
 
 
 def _complete(stub: InferenceStub, prompt: str, max_tokens: int) -> None:

@@ -13,7 +13,7 @@ from grpc import aio
 
 from cluster.pb import inference_pb2 as pb
 from cluster.pb.inference_pb2_grpc import InferenceStub
-from deploy.examples.grpc_client import OPTIONS, TIMEOUT_S, positive
+from deploy.examples.grpc_client import OPTIONS, PATIENCE_S, TIMEOUT_S, positive, say_waiting
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,8 +34,17 @@ def retrying_channel(target: str) -> aio.Channel:
     return aio.insecure_channel(target, options=OPTIONS)
 
 
+async def _await_ready(channel: aio.Channel, target: str) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await channel.channel_ready()
+    except TimeoutError:
+        say_waiting(target)
+
+
 async def _complete(target: str, prompt: str, max_tokens: int) -> None:
     async with retrying_channel(target) as channel:
+        await _await_ready(channel, target)
         stub = InferenceStub(channel)
         model = await stub.GetModel(pb.GetModelRequest(), timeout=TIMEOUT_S)
         request = pb.GenerateRequest(model=model.name, text=prompt, max_tokens=max_tokens, temperature=0.0)

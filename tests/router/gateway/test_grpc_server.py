@@ -162,3 +162,14 @@ async def test_the_examples_run(tokenizer: Tokenizer, module: str, capsys: pytes
         with pytest.raises(SystemExit, match="2"):
             await asyncio.to_thread(example.main, ["The capital", "--target", target, "--max-tokens", "-2"])
         assert "--max-tokens: invalid positive value: '-2'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["grpc_client", "grpc_client_asyncio"])
+async def test_the_examples_say_that_they_wait(module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    example = importlib.import_module(f"deploy.examples.{module}")
+    monkeypatch.setattr(example, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(example, "TIMEOUT_S", 0.3)
+    target = f"127.0.0.1:{free_port()}"
+    with pytest.raises(SystemExit, match="DEADLINE_EXCEEDED"):
+        await asyncio.to_thread(example.main, ["hello", "--target", target])
+    assert f"waiting for a gateway at {target}" in capsys.readouterr().err
