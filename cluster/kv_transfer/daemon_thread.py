@@ -20,12 +20,12 @@ class DaemonThread:
     def __init__(self, name: str) -> None:
         self.pending: set[asyncio.Future[Any]] = set()  # submitted and not done
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._stopped = False
+        self.stopped = False
         Thread(target=_serve, args=(self._queue,), name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """The result of `work`. Cancelling it does not stop the work; once the thread was stopped, it is a TransferError."""
-        if self._stopped:
+        if self.stopped:
             refused: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
             refused.set_exception(TransferError("the thread was stopped"))
             refused.exception()  # seen, whether or not anybody waits for it
@@ -39,8 +39,8 @@ class DaemonThread:
 
     def stop(self) -> None:
         """Ends the thread after what it has been given. Idempotent."""
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             self._queue.put(None)
 
     def _forget(self, result: asyncio.Future[Any]) -> None:

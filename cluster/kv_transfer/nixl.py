@@ -5,6 +5,7 @@
     3. a read is a few READs of prepared lists, then one more of the token: whatever answers at that address is still the owner's pool
     4. what has been posted is waited for, however the read ends; one that fails or does not end costs us the agent (`NixlReader`). The next
        `connect` makes another
+    5. every call into NIXL is made in a daemon thread, which nothing joins: UCX may not come back from ending an agent
 
 UCX asks for no secret: with a host that is not loopback, whoever reaches its ports may reach this process's memory.
 """
@@ -12,10 +13,10 @@ UCX asks for no secret: with a host that is not loopback, whoever reaches its po
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,16 +26,20 @@ from cluster import wire
 from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_ticket import KVTicket
 from cluster.kv_transfer.base import Connection, DataPlane, PeerDescription, check_block_bytes, described_pool, source_rows
+from cluster.kv_transfer.daemon_thread import DaemonThread
 from cluster.kv_transfer.nixl_library import BACKEND, make_agent
 from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader
 from cluster.kv_transfer.outlast import outlast
 from cluster.kv_transfer.slices import in_slices
+
+_log = logging.getLogger(__name__)
 
 _SLICE_BYTES: Final = 8 * 2**20  # of one READ: what a cancel waits for
 _MAX_IN_FLIGHT: Final = 2  # READs of one peer, in the order they were asked for: the second fills the gap after the first
 _TOKEN_BYTES: Final = 16
 _STALL_S: Final = 5.0  # a READ that takes longer will not end
 _HURRY_S: Final = 1.0  # the same, once nobody wants it any more
+_CLOSE_S: Final = 10.0  # for all agents to end
 _POLL_S: Final = (0.0001, 0.002)  # first and longest pause: UCX reads its sockets only when it is asked, and these fill up
 
 _T = TypeVar("_T")
@@ -63,7 +68,7 @@ class NixlPlane(DataPlane):
         self._host = host
         self._owner: _OwnerAgent | None = None
         self._readers: set[NixlReader] = set()  # closed with us
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-nixl")
+        self._thread = DaemonThread("kv-nixl")
 
     async def publish(self) -> bytes:
         self._owner = await self._run(lambda: _OwnerAgent(_agent_name(self._incarnation), self._host, self._pool))
@@ -86,9 +91,14 @@ class NixlPlane(DataPlane):
         return link
 
     async def close(self) -> None:
-        if self._owner is not None or self._readers:
-            await self._run(self._close)
-        self._thread.shutdown()
+        if self._thread.stopped:
+            return
+        closing = self._thread.submit(self._close)
+        self._thread.stop()
+        try:
+            await asyncio.wait_for(asyncio.shield(closing), _CLOSE_S)
+        except TimeoutError:
+            _log.error("NIXL's agents have not ended within %g s: they are left to the end of the process", _CLOSE_S)
 
     def _open(self, pool: NixlPool) -> NixlReader:
         self._readers = {reader for reader in self._readers if not reader.closed}
@@ -105,7 +115,7 @@ class NixlPlane(DataPlane):
         self._readers.clear()
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await self._thread.submit(work)
 
 
 class _OwnerAgent:

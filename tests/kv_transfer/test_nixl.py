@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +22,7 @@ from cluster.errors import PlaneUnavailable, TransferError
 from cluster.kv_transfer import nixl, nixl_library
 from cluster.kv_transfer.base import PeerDescription
 from cluster.kv_transfer.nixl import NixlPlane
-from cluster.kv_transfer.nixl_reader import NixlPool
+from cluster.kv_transfer.nixl_reader import NixlPool, NixlReader
 from cluster.kv_transfer.selection import PlaneContext, publish, select_planes
 from tests.eventually import eventually
 from tests.kv_transfer.owner import CHECKPOINT, SECRET, SMALL, Owner
@@ -135,6 +136,22 @@ class TestAgentOfAReadThatFailed:
             is_alive = weakref.ref(agents.pop())
             await link.close()
             assert is_alive() is None
+
+
+@NEEDS_NIXL
+async def test_an_agent_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    may_end, close = threading.Event(), NixlReader.close
+    monkeypatch.setattr(nixl, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(NixlReader, "close", lambda reader: (may_end.wait(), close(reader)))
+    async with _Pair() as (owner, plane):
+        await plane.connect(await description(owner))
+        async with asyncio.timeout(5):
+            await plane.close()
+        with pytest.raises(TransferError, match="stopped"):
+            await plane.connect(await description(owner))
+        may_end.set()
+    assert caplog.messages == ["NIXL's agents have not ended within 0.3 s: they are left to the end of the process"]
+    await eventually(lambda: "kv-nixl" not in [thread.name for thread in threading.enumerate()])
 
 
 class _CountingAgent:
