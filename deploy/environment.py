@@ -21,7 +21,15 @@ _RAY_HOARDS_NOTHING: Final = {
     "RAY_JEMALLOC_CONF": "narenas:1,tcache:false,dirty_decay_ms:0,muzzy_decay_ms:0",
     "RAY_JEMALLOC_PROFILE": "gcs_server,raylet,monitor,log_monitor,dashboard",
 }
+# Else each token crosses from one thread's event loop to another's, in the gateway and in the proxy: on few cores, time that workers lack.
+# Nothing of ours blocks a loop. (Serve's gRPC in place of Ray's objects would take less still, but grpc.aio keeps some memory of each
+# request whose client leaves.)
+_SERVE_HAS_ONE_LOOP: Final = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
 _DEFAULTS: Final = {
+    **_SERVE_HAS_ONE_LOOP,
     **_RAY_TELLS_NOTHING,
     **_RAY_HOARDS_NOTHING,
     "RAY_USAGE_STATS_ENABLED": "0",

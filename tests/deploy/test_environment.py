@@ -39,6 +39,12 @@ def test_ray_collects_no_metrics_and_keeps_no_record_of_tasks() -> None:
     assert port.read_text() == "-1"
 
 
+def test_serve_runs_all_of_a_process_on_one_loop() -> None:
+    from ray.serve._private import constants
+
+    assert (constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, constants.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP) == (False, False)
+
+
 @pytest.mark.cluster
 @pytest.mark.usefixtures("serve_url")
 def test_rays_own_processes_run_without_caches_and_workers_without_jemalloc() -> None:
